@@ -1,0 +1,148 @@
+//! Devices: what moves frames.
+//!
+//! Owns the trait [`Device`] and its kinds. A wrapper (faults, taps) is a `Device` around a `Device`. Never knows a QP.
+
+use core::net::IpAddr;
+use std::os::fd::RawFd;
+
+pub use crate::burst::IcrcMode;
+use crate::burst::{Medium, RxBurst, TxBurst, TxRoom};
+use crate::time::{Duration, Instant};
+use crate::types::{MacAddr, PathMtu};
+
+/// What a device can do.
+#[derive(Clone, Debug)]
+pub struct DeviceCapabilities {
+    /// What it sends.
+    pub medium: Medium,
+    /// Bytes of an IP packet: the interface's MTU.
+    pub mtu: usize,
+    /// Largest path MTU that fits.
+    pub path_mtu: PathMtu,
+    /// Segments a transmit burst may have.
+    pub segments_max: usize,
+    /// ICRC policy on receive.
+    pub icrc: IcrcMode,
+    /// Addresses that it receives for; they become the GID table, in order.
+    pub addresses: Vec<IpAddr>,
+    /// Link address, where there is one.
+    pub mac: Option<MacAddr>,
+    /// For people: e.g. `udp:127.0.0.1`.
+    pub name: String,
+}
+
+/// Sink of received bursts.
+pub type RxSink<'a> = dyn FnMut(RxBurst<'_>) + 'a;
+/// Source of bursts to send: fills the room, or has nothing more.
+pub type TxSource<'a> = dyn FnMut(TxRoom<'_>) -> Option<TxBurst> + 'a;
+
+/// Moves bursts. All calls return at once; [`Device::wait`] is the only one that sleeps.
+pub trait Device: Send {
+    /// What it can do; constant for its life.
+    fn capabilities(&self) -> &DeviceCapabilities;
+
+    /// Hands at most `budget` received bursts to `sink`; returns how many.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the device is broken, not the packet.
+    fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError>;
+
+    /// Lets `source` fill free slots until it returns `None`, the budget is spent or there is no slot; returns how many
+    /// bursts were taken. What was taken is sent before the call returns, or counted as lost.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError>;
+
+    /// When the device itself wants to be called again (delayed packets, neighbour resolution), whatever arrives.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// A descriptor that becomes readable when bursts wait, for `poll(2)`.
+    fn descriptor(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// Sleeps until bursts wait or `timeout` passes (`None`: for ever). A device without a descriptor may return early.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError>;
+
+    /// Bursts that were taken and could not be sent, and frames dropped before the endpoint saw them.
+    fn lost(&self) -> DeviceLosses {
+        DeviceLosses::default()
+    }
+}
+
+/// What a device lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceLosses {
+    /// Bursts taken and not sent (no buffer, no neighbour).
+    pub transmit: u64,
+    /// Frames that were for us and were not RoCEv2 as it must be: fragment, options, bad length.
+    pub receive: u64,
+}
+
+/// A device is broken or cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// No interface has this name.
+    #[error("no interface {name}; `ip link` lists them")]
+    NoInterface {
+        /// Asked for.
+        name: String,
+    },
+    /// The address is not one of this machine.
+    #[error("{address} is not an address of this machine; `ip addr` lists them")]
+    NotOurAddress {
+        /// Asked for.
+        address: IpAddr,
+    },
+    /// UDP 4791 is taken on this address.
+    #[error(
+        "UDP port 4791 of {address} is in use by another process; give each process its own address, e.g. 127.0.0.2"
+    )]
+    PortInUse {
+        /// Asked for.
+        address: IpAddr,
+    },
+    /// The process lacks a capability.
+    #[error(
+        "opening {what} needs {capability}; run as root, or `setcap {capability}+ep` the program, or use a udp: device"
+    )]
+    MissingCapability {
+        /// What was opened.
+        what: String,
+        /// E.g. `cap_net_raw`.
+        capability: &'static str,
+    },
+    /// The interface carries no address to use.
+    #[error("interface {name} has no usable address; `ip addr add` one")]
+    NoAddress {
+        /// Interface.
+        name: String,
+    },
+    /// The interface's MTU is too small for the smallest path MTU.
+    #[error("interface {name} has MTU {mtu}, at least 336 is needed")]
+    MtuTooSmall {
+        /// Interface.
+        name: String,
+        /// Its MTU.
+        mtu: usize,
+    },
+    /// Anything else the system says.
+    #[error("{action}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The other end is gone.
+    #[error("the device is closed")]
+    Closed,
+}

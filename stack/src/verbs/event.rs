@@ -1,0 +1,37 @@
+//! Asynchronous events.
+
+use super::{CqHandle, QpHandle, SrqHandle};
+
+/// Something that happened outside any work request. At most a fixed number wait; older ones are kept, newer ones of
+/// the same kind and object are merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AsyncEvent {
+    /// A completion arrived on an armed CQ.
+    CqNotify(CqHandle),
+    /// A CQ overran; its QPs went to ERR.
+    CqError(CqHandle),
+    /// A QP failed for a reason of its own.
+    QpFatal(QpHandle),
+    /// A peer's request was invalid.
+    QpRequestError(QpHandle),
+    /// A peer's request violated an access right.
+    QpAccessError(QpHandle),
+    /// The first packet arrived on a QP in RTR.
+    CommunicationEstablished(QpHandle),
+    /// A send queue is drained (SQD).
+    SendQueueDrained(QpHandle),
+    /// The last receive of a QP on an SRQ, which went to ERR, is consumed.
+    LastWqeReached(QpHandle),
+    /// Fewer receives than the limit are left.
+    SrqLimitReached(SrqHandle),
+    /// An SRQ failed.
+    SrqError(SrqHandle),
+    /// The port came up.
+    PortActive,
+    /// The port went down.
+    PortError,
+    /// The GID table changed.
+    GidChange,
+    /// The device is gone.
+    DeviceFatal,
+}

@@ -1,0 +1,212 @@
+//! The verbs: what a program says to a device.
+//!
+//! Owns the trait [`Verbs`] and its vocabulary: handles, work requests, completions, QP attributes and the table of QP
+//! states. The software endpoint, its shared handle and a hardware back end implement the trait. Never holds state.
+
+mod attr;
+mod error;
+mod event;
+mod state;
+mod wc;
+mod wr;
+
+pub use attr::{
+    AccessFlags, AddressVector, AhAttr, DeviceAttr, GidEntry, GidType, InitAttr, MemoryRegion, PortAttr, QpAttr,
+    QpCapabilities, QpInfo, QpInit, QpTransition, QpType, QueueSnapshot, RtrAttr, RtsAttr, SrqInfo, SrqInit,
+};
+pub use error::{ModifyError, PostError, PostListError, VerbsError};
+pub use event::AsyncEvent;
+pub use state::{Attr, AttrSet, QpState, transition_rule};
+pub use wc::{ErrorDetail, FailureKind, WcData, WcOpcode, WcStatus, WorkCompletion};
+pub use wr::{Operation, Payload, RecvHead, RecvWr, Remote, SendFlags, SendHead, SendWr, Sge, UdDestination};
+
+use crate::raw::Region;
+use crate::table::Handle;
+use crate::types::Qpn;
+
+/// Tag types of the handles.
+pub mod kind {
+    /// Protection domains.
+    pub enum Pd {}
+    /// Memory regions.
+    pub enum Mr {}
+    /// Completion queues.
+    pub enum Cq {}
+    /// Shared receive queues.
+    pub enum Srq {}
+    /// Queue pairs.
+    pub enum Qp {}
+    /// Address handles.
+    pub enum Ah {}
+}
+
+/// Names a protection domain.
+pub type PdHandle = Handle<kind::Pd>;
+/// Names a memory region.
+pub type MrHandle = Handle<kind::Mr>;
+/// Names a completion queue.
+pub type CqHandle = Handle<kind::Cq>;
+/// Names a shared receive queue.
+pub type SrqHandle = Handle<kind::Srq>;
+/// Names a queue pair.
+pub type QpHandle = Handle<kind::Qp>;
+/// Names an address handle.
+pub type AhHandle = Handle<kind::Ah>;
+
+/// What a CQ shall announce once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// The next completion of any kind.
+    Any,
+    /// The next solicited completion or error.
+    Solicited,
+}
+
+/// A device as a program sees it.
+///
+/// Object-safe. Handles are `Copy` and carry a generation: a destroyed object's handle gives
+/// [`VerbsError::InvalidHandle`], never another object. No call blocks and none takes the time: work happens when the
+/// driver runs.
+pub trait Verbs {
+    /// Limits and identity.
+    fn query_device(&self) -> DeviceAttr;
+    /// The port (there is one).
+    fn query_port(&self) -> PortAttr;
+    /// The GID table; the position is the index that address vectors name.
+    fn query_gids(&self) -> Vec<GidEntry>;
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// [`VerbsError::LimitReached`].
+    fn alloc_pd(&mut self) -> Result<PdHandle, VerbsError>;
+    /// Destroys a protection domain that nothing uses.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::Busy`].
+    fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), VerbsError>;
+
+    /// Registers `region`. `iova` is the wire address of its first byte; `None` takes the device's default (the host
+    /// address, or a seeded one in the simulator).
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::InvalidAccess`] (remote write or
+    /// atomic needs local write), [`VerbsError::AddressWrap`].
+    fn register(
+        &mut self,
+        pd: PdHandle,
+        region: &Region,
+        access: AccessFlags,
+        iova: Option<u64>,
+    ) -> Result<MemoryRegion, VerbsError>;
+    /// Ends a registration: no packet touches the region afterwards.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn deregister(&mut self, mr: MrHandle) -> Result<(), VerbsError>;
+
+    /// Makes a CQ of at least `depth` entries.
+    ///
+    /// # Errors
+    /// [`VerbsError::LimitReached`], [`VerbsError::InvalidCapability`].
+    fn create_cq(&mut self, depth: u32) -> Result<CqHandle, VerbsError>;
+    /// Destroys a CQ that no QP uses.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::Busy`].
+    fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), VerbsError>;
+    /// Takes up to `out.len()` completions; returns how many. They stand at the beginning of `out`.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn poll_cq(&mut self, cq: CqHandle, out: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
+    /// Asks for one [`AsyncEvent::CqNotify`] at the next completion.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn req_notify(&mut self, cq: CqHandle, what: Notify) -> Result<(), VerbsError>;
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::InvalidCapability`].
+    fn create_srq(&mut self, init: SrqInit) -> Result<SrqHandle, VerbsError>;
+    /// Arms the limit event: raised once when fewer than `limit` receives are left. 0 disarms.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::InvalidCapability`].
+    fn arm_srq(&mut self, srq: SrqHandle, limit: u32) -> Result<(), VerbsError>;
+    /// Sizes and fill of an SRQ.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn query_srq(&self, srq: SrqHandle) -> Result<SrqInfo, VerbsError>;
+    /// Destroys an SRQ that no QP uses.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::Busy`].
+    fn destroy_srq(&mut self, srq: SrqHandle) -> Result<(), VerbsError>;
+
+    /// Makes a QP in RESET.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::InvalidCapability`].
+    fn create_qp(&mut self, init: QpInit) -> Result<QpHandle, VerbsError>;
+    /// Moves a QP along the state table, or changes attributes within a state.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::Modify`] naming the attribute that is missing, not allowed or wrong.
+    fn modify_qp(&mut self, qp: QpHandle, attr: QpAttr) -> Result<(), VerbsError>;
+    /// State, attributes and progress of a QP.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError>;
+    /// Destroys a QP. Work requests outstanding complete no more.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), VerbsError>;
+    /// The QP with this number.
+    fn find_qp(&self, qpn: Qpn) -> Option<QpHandle>;
+    /// Attaches a UD QP to the multicast group of `gid`.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::NotMulticast`], [`VerbsError::LimitReached`].
+    fn attach_multicast(&mut self, qp: QpHandle, gid: crate::types::Gid) -> Result<(), VerbsError>;
+    /// Detaches it again.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::NotMulticast`].
+    fn detach_multicast(&mut self, qp: QpHandle, gid: crate::types::Gid) -> Result<(), VerbsError>;
+
+    /// Queues send work requests in order. The first bad one ends the call; those before it are queued.
+    ///
+    /// # Errors
+    /// [`PostListError`]: the index of the first one not queued, and why.
+    fn post_send(&mut self, qp: QpHandle, list: &[SendWr<'_>]) -> Result<(), PostListError>;
+    /// Queues receive work requests in order.
+    ///
+    /// # Errors
+    /// [`PostListError`].
+    fn post_recv(&mut self, qp: QpHandle, list: &[RecvWr<'_>]) -> Result<(), PostListError>;
+    /// Queues receive work requests on an SRQ in order.
+    ///
+    /// # Errors
+    /// [`PostListError`].
+    fn post_srq_recv(&mut self, srq: SrqHandle, list: &[RecvWr<'_>]) -> Result<(), PostListError>;
+
+    /// Makes an address handle for datagrams.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::InvalidGidIndex`].
+    fn create_ah(&mut self, pd: PdHandle, attr: AhAttr) -> Result<AhHandle, VerbsError>;
+    /// Destroys an address handle.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`].
+    fn destroy_ah(&mut self, ah: AhHandle) -> Result<(), VerbsError>;
+
+    /// The oldest asynchronous event not yet taken.
+    fn poll_event(&mut self) -> Option<AsyncEvent>;
+}
