@@ -3,6 +3,7 @@
 //! * [`all`] and [`by_name`] give the captures of `captures/`, each a [`Fixture`]: what it shows, how it was made, how
 //!   many packets of which opcode it holds, and its [`Frame`]s.
 //! * [`vectors`] holds four packets whose ICRC other implementations agree on.
+//! * [`hostile`] makes packets that a correct endpoint must survive.
 //! * [`reference_icrc`] is a slow ICRC that shares nothing with the one it is meant to check.
 //!
 //! This crate depends on no other crate of the workspace, so what it says about a packet is a second opinion.
@@ -20,6 +21,7 @@
 mod capture;
 mod error;
 mod fixture;
+pub mod hostile;
 mod icrc;
 mod map;
 pub mod vectors;
