@@ -2,6 +2,9 @@
 //!
 //! Owns the trait [`Device`] and its kinds. A wrapper (faults, taps) is a `Device` around a `Device`. Never knows a QP.
 
+mod sys;
+pub mod udp;
+
 use core::net::IpAddr;
 use std::os::fd::RawFd;
 
@@ -57,6 +60,12 @@ pub trait Device: Send {
     /// When the device itself wants to be called again (delayed packets, neighbour resolution), whatever arrives.
     fn poll_timeout(&self) -> Option<Instant> {
         None
+    }
+
+    /// UDP source ports that it can send from; empty: any. The ICRC covers the port, so it must be known before the
+    /// bytes are made: a flow takes one of these, by whatever spreads flows.
+    fn source_ports(&self) -> &[u16] {
+        &[]
     }
 
     /// A descriptor that becomes readable when bursts wait, for `poll(2)`.

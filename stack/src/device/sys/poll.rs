@@ -1,0 +1,107 @@
+//! Sleeping: `ppoll(2)` and `eventfd(2)`.
+#![allow(unsafe_code)] // This directory is where system calls are.
+
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
+
+use crate::time::Duration;
+
+/// Descriptors that one [`wait`] may watch.
+pub(crate) const WATCH_MAX: usize = 4;
+
+/// What to watch a descriptor for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Watch {
+    /// Until it can be read.
+    Readable(RawFd),
+    /// Until it can be written.
+    Writable(RawFd),
+}
+
+/// Sleeps until one of the first [`WATCH_MAX`] of `watch` is ready, a signal arrives or `timeout` passes (`None`: for
+/// ever); returns how many are ready. A signal counts as none ready.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn wait(watch: &[Watch], timeout: Option<Duration>) -> io::Result<usize> {
+    let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; WATCH_MAX];
+    for (slot, w) in fds.iter_mut().zip(watch) {
+        (slot.fd, slot.events) = match *w {
+            Watch::Readable(fd) => (fd, libc::POLLIN),
+            Watch::Writable(fd) => (fd, libc::POLLOUT),
+        };
+    }
+    let spec = timeout.map(|t| libc::timespec {
+        tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `fds` is an array of as many entries as are named (those with fd -1 are skipped by the system), `spec` is
+    // null or points to a value that outlives the call, and a null signal mask is allowed.
+    let rc = unsafe { libc::ppoll(fds.as_mut_ptr(), WATCH_MAX as libc::nfds_t, spec, std::ptr::null()) };
+    match usize::try_from(rc) {
+        Ok(ready) => Ok(ready),
+        Err(_) => match io::Error::last_os_error() {
+            e if e.kind() == io::ErrorKind::Interrupted => Ok(0),
+            e => Err(e),
+        },
+    }
+}
+
+/// A counter in the system that a thread can sleep on: readable from [`EventFd::set`] until [`EventFd::clear`].
+#[derive(Debug)]
+#[allow(dead_code)] // For the shared host.
+pub(crate) struct EventFd(File);
+
+#[allow(dead_code)] // For the shared host.
+impl EventFd {
+    /// A cleared one.
+    ///
+    /// # Errors
+    /// The system's answer (too many descriptors).
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        Ok(Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Makes it readable.
+    pub(crate) fn set(&self) {
+        // The one failure there is, a counter at its maximum, means that it is readable already.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+
+    /// Makes it unreadable; says whether it was readable.
+    pub(crate) fn clear(&self) -> bool {
+        (&self.0).read(&mut [0; 8]).is_ok()
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_eventfd_is_readable_between_set_and_clear() {
+        let e = EventFd::new().unwrap();
+        let none = Some(Duration::ZERO);
+        assert_eq!(wait(&[Watch::Readable(e.as_raw_fd())], none).unwrap(), 0);
+        e.set();
+        e.set();
+        assert_eq!(wait(&[Watch::Readable(e.as_raw_fd()), Watch::Writable(e.as_raw_fd())], None).unwrap(), 2);
+        assert!(e.clear());
+        assert!(!e.clear());
+        assert_eq!(wait(&[Watch::Readable(e.as_raw_fd())], Some(Duration::from_nanos(1))).unwrap(), 0);
+    }
+}

@@ -1,0 +1,634 @@
+//! The UDP socket device: RoCEv2 without any privilege.
+//!
+//! Owns one socket bound to one local address and port 4791, and a bounded set of further sockets that only send, one
+//! for each other source port. The system makes the IP and UDP headers, so the device keeps what the ICRC needs fixed:
+//! it never connects a socket and forbids fragmentation, which gives DF and identification 0 on every packet. The
+//! identification of received packets is hidden. Never knows a QP.
+
+use core::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::sys::poll::{Watch, wait};
+use super::sys::udp::{BATCH, DATAGRAM_MAX, Meta, RecvBatch, SendBatch, Target, prepare, raise_buffers};
+use super::sys::{interfaces, set_int};
+use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
+use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
+use crate::time::{Duration, Instant};
+use crate::types::PathMtu;
+use crate::wire::Flow;
+
+/// Source ports beside 4791 that one device sends from; packets that want yet another are lost.
+pub const SOURCE_PORTS_MAX: usize = 64;
+/// Socket buffer asked for, each way; the system caps it at `rmem_max` and `wmem_max`.
+const SOCKET_BUFFER: usize = 8 << 20;
+/// Receive buffer of a socket that only sends: what strays there is dropped soon.
+const NO_BUFFER: i32 = 0;
+/// How soon datagrams that the system did not take are offered again. The wait for a writable socket is usually
+/// shorter; this is for a device whose queue is full while the socket has room.
+const RETRY_AFTER: Duration = Duration::from_micros(200);
+/// DSCP and ECN of a socket; a datagram with others carries a control message.
+const CLASS: u8 = 0;
+/// TTL or hop limit of a socket; a datagram with another carries a control message.
+const HOPS: u8 = 64;
+/// Errors in a row that a receive or a send passes over: the system reports what befell an earlier datagram, and the
+/// call after it does the work.
+const ERRORS_PASSED: usize = 8;
+/// Segments a burst: one datagram each.
+const SEGMENTS_MAX: usize = 1;
+/// A path MTU is at least 256 with 80 bytes of headers.
+const MTU_MIN: usize = 256 + PathMtu::HEADER_ALLOWANCE;
+
+/// How a [`UdpDevice`] shall be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UdpOptions {
+    /// ICRC policy on receive.
+    pub icrc: IcrcMode,
+    /// Source ports beside 4791 to spread flows over (ECMP), 0 to [`SOURCE_PORTS_MAX`].
+    pub source_ports: usize,
+}
+
+struct PortSocket {
+    port: u16,
+    socket: Socket,
+}
+
+/// A UDP socket as a device.
+pub struct UdpDevice {
+    capabilities: DeviceCapabilities,
+    address: IpAddr,
+    /// Interface of a link-local address, 0 otherwise.
+    scope: u32,
+    /// The first is the one on 4791, which alone receives.
+    sockets: Vec<PortSocket>,
+    /// Ports of the sockets that the options asked for.
+    ports: Vec<u16>,
+    rx: RecvBatch,
+    tx: SendBatch,
+    queue: TxQueue,
+    losses: DeviceLosses,
+}
+
+/// Which slots of the send batch wait: `next..filled`, each with the socket that it leaves from.
+struct TxQueue {
+    via: [usize; BATCH],
+    next: usize,
+    filled: usize,
+    /// Set while slots wait that the system did not take.
+    retry_at: Option<Instant>,
+}
+
+impl UdpDevice {
+    /// Opens port 4791 of `address`, an address of this machine.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotOurAddress`], [`DeviceError::PortInUse`], [`DeviceError::MissingCapability`],
+    /// [`DeviceError::MtuTooSmall`], [`DeviceError::Io`].
+    pub fn open(address: IpAddr) -> Result<Self, DeviceError> {
+        Self::open_with(address, UdpOptions::default())
+    }
+
+    /// Opens port 4791 of `address` with `options`.
+    ///
+    /// # Errors
+    /// As [`UdpDevice::open`].
+    pub fn open_with(address: IpAddr, options: UdpOptions) -> Result<Self, DeviceError> {
+        let address = address.to_canonical();
+        if address.is_unspecified() || address.is_multicast() {
+            // The ICRC covers the source address, so it must be one.
+            return Err(DeviceError::NotOurAddress { address });
+        }
+        let carrier = Carrier::of(address)?;
+        let Some(path_mtu) = PathMtu::for_interface(carrier.mtu).filter(|_| carrier.mtu >= MTU_MIN) else {
+            return Err(DeviceError::MtuTooSmall { name: carrier.name, mtu: carrier.mtu });
+        };
+        let mut device = Self {
+            capabilities: DeviceCapabilities {
+                medium: Medium::Udp,
+                mtu: carrier.mtu,
+                path_mtu,
+                segments_max: SEGMENTS_MAX,
+                icrc: options.icrc,
+                addresses: vec![address],
+                mac: None,
+                name: format!("udp:{address}"),
+            },
+            address,
+            scope: carrier.scope,
+            sockets: Vec::with_capacity(1 + SOURCE_PORTS_MAX),
+            ports: Vec::with_capacity(SOURCE_PORTS_MAX),
+            rx: RecvBatch::new(),
+            tx: SendBatch::new(),
+            queue: TxQueue { via: [0; BATCH], next: 0, filled: 0, retry_at: None },
+            losses: DeviceLosses::default(),
+        };
+        let socket = device.bind(Flow::PORT).map_err(|e| open_error(address, e))?;
+        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
+        device.sockets.push(PortSocket { port: Flow::PORT, socket });
+        for _ in 0..options.source_ports.min(SOURCE_PORTS_MAX) {
+            device.add_source_port(0).map_err(|e| open_error(address, e))?;
+        }
+        device.ports = device.sockets.iter().skip(1).map(|s| s.port).collect();
+        if device.ports.is_empty() {
+            device.ports.push(Flow::PORT);
+        }
+        Ok(device)
+    }
+
+    fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, self.scope).into(),
+            _ => SocketAddr::new(ip, port),
+        }
+    }
+
+    fn bind(&self, port: u16) -> io::Result<Socket> {
+        let v6 = self.address.is_ipv6();
+        let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        if v6 {
+            socket.set_only_v6(true)?;
+        }
+        prepare(socket.as_fd(), v6, CLASS, HOPS)?;
+        socket.bind(&self.socket_address(self.address, port).into())?;
+        Ok(socket)
+    }
+
+    /// Opens a socket that only sends; port 0 takes any. Returns its index.
+    fn add_source_port(&mut self, port: u16) -> io::Result<usize> {
+        let socket = self.bind(port)?;
+        let port = socket.local_addr()?.as_socket().map_or(port, |a| a.port());
+        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
+        set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, NO_BUFFER)?;
+        self.sockets.push(PortSocket { port, socket });
+        Ok(self.sockets.len() - 1)
+    }
+
+    /// The socket that sends from `port`.
+    fn socket_for(&mut self, port: u16) -> Option<usize> {
+        if let Some(at) = self.sockets.iter().position(|s| s.port == port) {
+            return Some(at);
+        }
+        if self.sockets.len() > SOURCE_PORTS_MAX {
+            return None;
+        }
+        self.add_source_port(port).ok()
+    }
+
+    /// Addresses slot `i` with what the endpoint wrote, or says that it cannot be sent as it is.
+    fn queue_burst(&mut self, i: usize, burst: &TxBurst) -> bool {
+        let flow = &burst.flow;
+        // A packet with another source, or of another length than the ICRC was made for, would be refused by the peer.
+        let fits = burst.segments == 1 && burst.len <= DATAGRAM_MAX && flow.src == self.address;
+        if !fits || flow.dst.is_ipv4() != self.address.is_ipv4() {
+            return false;
+        }
+        let Some(via) = self.socket_for(flow.src_port) else { return false };
+        let target = Target {
+            to: self.socket_address(flow.dst, Flow::PORT),
+            traffic_class: (flow.traffic_class != CLASS).then_some(flow.traffic_class),
+            hop_limit: (flow.hop_limit != HOPS).then_some(flow.hop_limit),
+            len: burst.len,
+        };
+        self.tx.address(i, &target);
+        self.queue.via[i] = via;
+        true
+    }
+
+    /// Sends the slots that wait; says whether all are gone. Those that the system does not take now stay.
+    fn flush(&mut self, now: Instant) -> Result<bool, DeviceError> {
+        let mut passed = 0;
+        self.queue.retry_at = None;
+        while let Some((via, range)) = self.queue.run() {
+            let Some(from) = self.sockets.get(via) else { break };
+            match self.tx.send(from.socket.as_fd(), range) {
+                Ok(sent) => {
+                    self.queue.next += sent;
+                    passed = 0;
+                }
+                Err(e) => match e.kind() {
+                    io::ErrorKind::Interrupted if passed < ERRORS_PASSED => passed += 1,
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
+                        self.queue.retry_at = Some(now + RETRY_AFTER);
+                        return Ok(false);
+                    }
+                    _ if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                        self.queue.retry_at = Some(now + RETRY_AFTER);
+                        return Ok(false);
+                    }
+                    _ if is_fatal(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
+                    // No route, no neighbour, too long, forbidden: this datagram cannot be sent, the next may.
+                    _ => {
+                        self.losses.transmit += 1;
+                        self.queue.next += 1;
+                    }
+                },
+            }
+        }
+        (self.queue.next, self.queue.filled) = (0, 0);
+        Ok(true)
+    }
+
+    /// The flow of a received datagram, if it is one to hand up.
+    fn flow_of(&self, meta: &Meta) -> Option<Flow> {
+        let src = meta.source.ip();
+        (!meta.truncated && src.is_ipv4() == self.address.is_ipv4()).then_some(Flow {
+            src,
+            dst: meta.destination.unwrap_or(self.address),
+            src_port: meta.source.port(),
+            traffic_class: meta.traffic_class,
+            hop_limit: meta.hop_limit,
+            flow_label: 0,
+            vlan: None,
+        })
+    }
+}
+
+impl TxQueue {
+    /// The longest run of waiting slots that leave from one socket.
+    fn run(&self) -> Option<(usize, core::ops::Range<usize>)> {
+        let waiting = self.via.get(self.next..self.filled)?;
+        let via = *waiting.first()?;
+        let len = waiting.iter().take_while(|&&v| v == via).count();
+        Some((via, self.next..self.next + len))
+    }
+}
+
+impl Device for UdpDevice {
+    fn capabilities(&self) -> &DeviceCapabilities {
+        &self.capabilities
+    }
+
+    fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
+        let (mut handed, mut passed) = (0, 0);
+        while handed < budget {
+            let want = (budget - handed).min(BATCH);
+            let Some(first) = self.sockets.first() else { break };
+            let got = match self.rx.receive(first.socket.as_fd(), want) {
+                Ok(got) => got,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if is_fatal(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
+                Err(_) if passed < ERRORS_PASSED => {
+                    passed += 1;
+                    continue;
+                }
+                Err(_) => break,
+            };
+            for (meta, bytes) in (0..got).filter_map(|i| self.rx.get(i)) {
+                if let Some(flow) = self.flow_of(meta).filter(|_| !bytes.is_empty()) {
+                    sink(RxBurst { flow, bytes, segment: bytes.len(), ids: RxIds::Hidden, at: now });
+                    handed += 1;
+                } else {
+                    self.losses.receive += 1;
+                }
+            }
+            if got < want {
+                break;
+            }
+        }
+        Ok(handed)
+    }
+
+    fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
+        let mut taken = 0;
+        while self.flush(now)? && taken < budget {
+            let want = (budget - taken).min(BATCH);
+            let mut drained = false;
+            let before = taken;
+            while taken - before < want {
+                let i = self.queue.filled;
+                let room = TxRoom {
+                    buf: self.tx.buffer(i),
+                    headroom: 0,
+                    segments_max: SEGMENTS_MAX,
+                    ids: IdRule::Zero,
+                    medium: Medium::Udp,
+                };
+                let Some(burst) = source(room) else {
+                    drained = true;
+                    break;
+                };
+                taken += 1;
+                if self.queue_burst(i, &burst) {
+                    self.queue.filled += 1;
+                } else {
+                    self.losses.transmit += 1;
+                }
+            }
+            if drained {
+                self.flush(now)?;
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.queue.retry_at
+    }
+
+    fn source_ports(&self) -> &[u16] {
+        &self.ports
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        self.sockets.first().map(|s| s.socket.as_raw_fd())
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let Some(first) = self.descriptor() else { return Err(DeviceError::Closed) };
+        let stuck = self.queue.run().and_then(|(via, _)| self.sockets.get(via));
+        let writable = stuck.map_or(Watch::Readable(first), |s| Watch::Writable(s.socket.as_raw_fd()));
+        wait(&[Watch::Readable(first), writable], timeout)
+            .map(|_| ())
+            .map_err(|source| DeviceError::Io { action: "waiting", source })
+    }
+
+    fn lost(&self) -> DeviceLosses {
+        self.losses
+    }
+}
+
+/// Whether the socket itself is unusable, rather than one datagram.
+fn is_fatal(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT))
+}
+
+fn open_error(address: IpAddr, source: io::Error) -> DeviceError {
+    match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => DeviceError::PortInUse { address },
+        Some(libc::EADDRNOTAVAIL) => DeviceError::NotOurAddress { address },
+        Some(libc::EPERM | libc::EACCES) => DeviceError::MissingCapability {
+            what: format!("UDP port {} of {address}", Flow::PORT),
+            // The one that the system asks for when a port below `ip_unprivileged_port_start` is bound.
+            capability: "cap_net_bind_service",
+        },
+        _ => DeviceError::Io { action: "opening a UDP socket", source },
+    }
+}
+
+/// The interface that carries an address.
+struct Carrier {
+    name: String,
+    mtu: usize,
+    scope: u32,
+}
+
+impl Carrier {
+    /// MTU taken when no interface names the address, though it can be bound (`ip_nonlocal_bind`, a local route).
+    const USUAL_MTU: usize = 1500;
+
+    fn of(address: IpAddr) -> Result<Self, DeviceError> {
+        let all = interfaces::list().map_err(|source| DeviceError::Io { action: "listing the interfaces", source })?;
+        let named = all.iter().find(|i| i.addresses.iter().any(|&(a, _)| a == address));
+        // All of 127/8 is ours, though the loopback names one address.
+        let found = named.or_else(|| all.iter().find(|i| i.loopback && i.covers(address)));
+        Ok(found.map_or_else(
+            || Self { name: address.to_string(), mtu: Self::USUAL_MTU, scope: 0 },
+            |i| Self { name: i.name.clone(), mtu: i.mtu, scope: i.index },
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::{Ipv4Addr, Ipv6Addr};
+    use std::net::UdpSocket;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::*;
+
+    const T0: Instant = Instant::ZERO;
+    const SECOND: Option<Duration> = Some(Duration::from_secs(1));
+
+    /// A loopback address that no other test, in this process or another, uses.
+    fn address() -> IpAddr {
+        static NEXT: AtomicU8 = AtomicU8::new(1);
+        let [.., a, b] = std::process::id().to_be_bytes();
+        Ipv4Addr::new(127, a | 0x80, b, NEXT.fetch_add(1, Ordering::Relaxed)).into()
+    }
+
+    fn device() -> UdpDevice {
+        UdpDevice::open(address()).unwrap()
+    }
+
+    fn flow(from: &UdpDevice, dst: IpAddr) -> Flow {
+        Flow {
+            src: from.address,
+            dst,
+            src_port: Flow::PORT,
+            traffic_class: 0,
+            hop_limit: HOPS,
+            flow_label: 0,
+            vlan: None,
+        }
+    }
+
+    fn send(device: &mut UdpDevice, flow: Flow, packets: &[&[u8]]) -> usize {
+        let mut packets = packets.iter();
+        let taken = device.transmit(T0, usize::MAX, &mut |room| {
+            let packet = packets.next()?;
+            assert_eq!((room.headroom, room.segments_max, room.ids), (0, 1, IdRule::Zero));
+            room.buf[..packet.len()].copy_from_slice(packet);
+            Some(TxBurst { flow, len: packet.len(), segment: packet.len(), segments: 1 })
+        });
+        taken.unwrap()
+    }
+
+    fn receive(device: &mut UdpDevice, want: usize) -> Vec<(Flow, Vec<u8>)> {
+        let mut got = Vec::new();
+        for _ in 0..100 {
+            device.wait(SECOND).unwrap();
+            device
+                .receive(T0, want - got.len(), &mut |b| {
+                    assert_eq!((b.segment, b.ids), (b.bytes.len(), RxIds::Hidden));
+                    got.push((b.flow, b.bytes.to_vec()));
+                })
+                .unwrap();
+            if got.len() == want {
+                break;
+            }
+        }
+        got
+    }
+
+    #[test]
+    fn datagrams_arrive_whole_in_order_with_their_addresses_and_marks() {
+        let (mut a, mut b) = (device(), device());
+        assert_eq!(a.capabilities().path_mtu, PathMtu::B4096);
+        // Expedited forwarding, congestion experienced.
+        let f = Flow { traffic_class: 0xBB, hop_limit: 7, ..flow(&a, b.address) };
+        let long = vec![0x5A; 4096 + 60];
+        assert_eq!(send(&mut a, f, &[b"one", &long, b"three"]), 3);
+        let got = receive(&mut b, 3);
+        assert_eq!(got, [(f, b"one".to_vec()), (f, long), (f, b"three".to_vec())]);
+        // The next datagram has the socket's own marks again.
+        let plain = flow(&a, b.address);
+        send(&mut a, plain, &[b"four"]);
+        assert_eq!(receive(&mut b, 1), [(plain, b"four".to_vec())]);
+        assert_eq!((a.lost(), b.lost()), (DeviceLosses::default(), DeviceLosses::default()));
+    }
+
+    #[test]
+    fn a_burst_longer_than_a_batch_passes_and_budgets_hold() {
+        let (mut a, mut b) = (device(), device());
+        let packets: Vec<[u8; 2]> = (0..100u16).map(u16::to_be_bytes).collect();
+        let slices: Vec<&[u8]> = packets.iter().map(<[u8; 2]>::as_slice).collect();
+        let f = flow(&a, b.address);
+        assert_eq!(send(&mut a, f, &slices), 100);
+        let mut first = 0;
+        assert_eq!(b.receive(T0, 5, &mut |_| first += 1).unwrap(), 5);
+        assert_eq!(first, 5);
+        let rest: Vec<_> = receive(&mut b, 95).into_iter().map(|(_, bytes)| bytes).collect();
+        assert_eq!(rest, packets[5..]);
+        assert_eq!(b.receive(T0, 1, &mut |_| ()).unwrap(), 0);
+        let mut offered = 0;
+        let taken = a.transmit(T0, 40, &mut |_| {
+            offered += 1;
+            Some(TxBurst { flow: f, len: 1, segment: 1, segments: 1 })
+        });
+        assert_eq!((taken.unwrap(), offered), (40, 40));
+        assert_eq!(receive(&mut b, 40).len(), 40);
+    }
+
+    #[test]
+    fn ipv6_carries_marks_too() {
+        let address = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        // There is one such address, and another run of these tests may hold it for a moment.
+        let mut d = (0..100)
+            .find_map(|_| match UdpDevice::open(address) {
+                Err(DeviceError::PortInUse { .. }) => {
+                    std::thread::sleep(Duration::from_millis(50));
+                    None
+                }
+                other => Some(other),
+            })
+            .unwrap()
+            .unwrap();
+        let f = Flow { traffic_class: 2, hop_limit: 3, ..flow(&d, address) };
+        send(&mut d, f, &[b"six"]);
+        assert_eq!(receive(&mut d, 1), [(f, b"six".to_vec())]);
+    }
+
+    #[test]
+    fn source_ports_give_entropy_and_answers_still_come_to_4791() {
+        let mut a = UdpDevice::open_with(address(), UdpOptions { source_ports: 2, ..UdpOptions::default() }).unwrap();
+        let mut b = device();
+        assert_eq!(b.source_ports(), [Flow::PORT]);
+        let ports = a.source_ports().to_vec();
+        assert_eq!(ports.len(), 2);
+        assert!(!ports.contains(&Flow::PORT) && ports[0] != ports[1]);
+        for &src_port in &ports {
+            let f = Flow { src_port, ..flow(&a, b.address) };
+            send(&mut a, f, &[b"x"]);
+            assert_eq!(receive(&mut b, 1), [(f, b"x".to_vec())]);
+        }
+        // A port that nobody announced is opened when it is first wanted, up to the limit.
+        let free = UdpSocket::bind((a.address, 0)).unwrap().local_addr().unwrap().port();
+        let f = Flow { src_port: free, ..flow(&a, b.address) };
+        send(&mut a, f, &[b"y"]);
+        assert_eq!(receive(&mut b, 1), [(f, b"y".to_vec())]);
+        let opened = a.sockets.len();
+        send(&mut a, f, &[b"z"]);
+        assert_eq!(a.sockets.len(), opened);
+    }
+
+    #[test]
+    fn the_number_of_source_ports_is_bounded() {
+        let mut a =
+            UdpDevice::open_with(address(), UdpOptions { source_ports: 1000, ..UdpOptions::default() }).unwrap();
+        assert_eq!(a.source_ports().len(), SOURCE_PORTS_MAX);
+        let free = UdpSocket::bind((a.address, 0)).unwrap().local_addr().unwrap().port();
+        let f = Flow { src_port: free, ..flow(&a, a.address) };
+        assert_eq!(send(&mut a, f, &[b"x"]), 1);
+        assert_eq!(a.lost().transmit, 1);
+        assert_eq!(a.sockets.len(), 1 + SOURCE_PORTS_MAX);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_as_it_is_counts_as_lost_and_the_rest_goes() {
+        let (mut a, mut b) = (device(), device());
+        let good = flow(&a, b.address);
+        let bad = [
+            Flow { src: b.address, ..good },
+            Flow { src: Ipv6Addr::LOCALHOST.into(), dst: Ipv6Addr::LOCALHOST.into(), ..good },
+            // A broadcast needs a permission that the socket does not have.
+            Flow { dst: Ipv4Addr::BROADCAST.into(), ..good },
+        ];
+        let mut flows = bad.into_iter().chain([good]);
+        let taken = a.transmit(T0, 10, &mut |room| {
+            room.buf[0] = 9;
+            flows.next().map(|flow| TxBurst { flow, len: 1, segment: 1, segments: 1 })
+        });
+        assert_eq!(taken.unwrap(), 4);
+        assert_eq!(a.lost().transmit, 3);
+        assert_eq!(receive(&mut b, 1), [(good, vec![9])]);
+    }
+
+    #[test]
+    fn a_peer_that_is_not_there_breaks_nothing() {
+        let (mut a, mut b) = (device(), device());
+        let nobody = flow(&a, address());
+        for _ in 0..10 {
+            // Each draws an ICMP port unreachable.
+            assert_eq!(send(&mut a, nobody, &[b"?"]), 1);
+            assert_eq!(a.receive(T0, 1, &mut |_| ()).unwrap(), 0);
+        }
+        let somebody = flow(&a, b.address);
+        send(&mut a, somebody, &[b"!"]);
+        assert_eq!(receive(&mut b, 1).len(), 1);
+        assert_eq!(a.lost(), DeviceLosses::default());
+    }
+
+    #[test]
+    fn a_full_socket_keeps_what_it_was_given() {
+        let (mut a, mut b) = (device(), device());
+        let f = flow(&a, b.address);
+        // A slot that the system refused for now, as after EAGAIN.
+        a.tx.buffer(0)[..4].copy_from_slice(b"kept");
+        assert!(a.queue_burst(0, &TxBurst { flow: f, len: 4, segment: 4, segments: 1 }));
+        a.queue.filled = 1;
+        a.queue.retry_at = Some(T0 + RETRY_AFTER);
+        assert_eq!(a.poll_timeout(), Some(T0 + RETRY_AFTER));
+        // The socket is writable, so the wait ends at once.
+        a.wait(None).unwrap();
+        assert_eq!(send(&mut a, f, &[b"next"]), 1);
+        assert_eq!(a.poll_timeout(), None);
+        assert_eq!(receive(&mut b, 2), [(f, b"kept".to_vec()), (f, b"next".to_vec())]);
+    }
+
+    #[test]
+    fn datagrams_too_long_or_empty_are_dropped_and_counted() {
+        let mut b = device();
+        let raw = UdpSocket::bind((address(), 0)).unwrap();
+        let to = SocketAddr::new(b.address, Flow::PORT);
+        raw.send_to(&vec![0; DATAGRAM_MAX + 1], to).unwrap();
+        raw.send_to(&[], to).unwrap();
+        raw.send_to(b"good", to).unwrap();
+        assert_eq!(receive(&mut b, 1)[0].1, b"good");
+        assert_eq!(b.lost().receive, 2);
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        let a = device();
+        assert!(matches!(UdpDevice::open(a.address), Err(DeviceError::PortInUse { address }) if address == a.address));
+        // TEST-NET-3 is nobody's.
+        let foreign: IpAddr = Ipv4Addr::new(203, 0, 113, 9).into();
+        for address in [foreign, Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(224, 0, 0, 9).into()] {
+            assert!(matches!(UdpDevice::open(address), Err(DeviceError::NotOurAddress { .. })));
+        }
+        let denied = open_error(foreign, io::Error::from_raw_os_error(libc::EACCES));
+        assert!(matches!(denied, DeviceError::MissingCapability { .. }));
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_timeout() {
+        let mut a = device();
+        a.wait(Some(Duration::from_nanos(1))).unwrap();
+        assert_eq!(a.receive(T0, 1, &mut |_| ()).unwrap(), 0);
+    }
+}
