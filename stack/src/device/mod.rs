@@ -2,12 +2,20 @@
 //!
 //! Owns the trait [`Device`] and its kinds. A wrapper (faults, taps) is a `Device` around a `Device`. Never knows a QP.
 
+pub mod impair;
+mod intercept;
+pub mod loopback;
+mod outer;
+pub mod pcap;
 mod sys;
+#[cfg(test)]
+mod testing;
 pub mod udp;
 
 use core::net::IpAddr;
 use std::os::fd::RawFd;
 
+pub use self::intercept::{Direction, FLIPS_MAX, HELD_MAX, Intercepted, Judge, Verdict};
 pub use crate::burst::IcrcMode;
 use crate::burst::{Medium, RxBurst, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
