@@ -20,6 +20,7 @@ pub mod wire;
 
 // 2 resources
 pub mod burst;
+pub mod neighbor;
 
 // 3 protocol
 
