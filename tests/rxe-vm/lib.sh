@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Sourced by the scripts of this folder: where things lie, the addresses of the test network, and a few helpers.
 
-CACHE=${RXE_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rxe-vm}
-RUN=$CACHE/run       # pid files, control sockets, consoles, logs
-SHARE=$CACHE/share   # /host in the guests
 # shellcheck disable=SC2034 # used by the scripts that source this file
 {
+    CACHE=${RXE_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rxe-vm}
+    RUN=$CACHE/run     # pid files, control sockets, consoles, logs
+    SHARE=$CACHE/share # /host in the guests
     NS=${NS:-rxelab}
     MTU=${MTU:-4500}
     HOST_IF=h0
