@@ -306,6 +306,10 @@ impl<D: Device, J: Judge> Device for Intercepted<D, J> {
         [self.inner.poll_timeout(), self.outward.next_due(), self.inward.next_due()].into_iter().flatten().min()
     }
 
+    fn source_ports(&self) -> &[u16] {
+        self.inner.source_ports()
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
         self.inner.descriptor()
     }

@@ -93,6 +93,41 @@ pub trait Device: Send {
     }
 }
 
+/// A device whose kind is chosen at run time.
+impl<D: Device + ?Sized> Device for Box<D> {
+    fn capabilities(&self) -> &DeviceCapabilities {
+        (**self).capabilities()
+    }
+
+    fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
+        (**self).receive(now, budget, sink)
+    }
+
+    fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
+        (**self).transmit(now, budget, source)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        (**self).poll_timeout()
+    }
+
+    fn source_ports(&self) -> &[u16] {
+        (**self).source_ports()
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        (**self).descriptor()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        (**self).wait(timeout)
+    }
+
+    fn lost(&self) -> DeviceLosses {
+        (**self).lost()
+    }
+}
+
 /// What a device lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceLosses {

@@ -267,6 +267,10 @@ impl<D: Device, W: Write + Send> Device for PcapTap<D, W> {
         self.inner.poll_timeout()
     }
 
+    fn source_ports(&self) -> &[u16] {
+        self.inner.source_ports()
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
         self.inner.descriptor()
     }
