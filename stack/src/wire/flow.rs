@@ -5,7 +5,7 @@ use core::net::IpAddr;
 /// 802.1Q tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VlanTag {
-    /// VLAN, 1 to 4094.
+    /// VLAN, 1 to 4094; 0 for a tag that only states a priority.
     pub id: u16,
     /// Priority, 0 to 7.
     pub priority: u8,

@@ -1,0 +1,295 @@
+//! The invariant CRC (IBTA annex A17.3, Vol 1 7.8.1).
+//!
+//! Owns the pseudo headers that it covers and the arithmetic of CRC-32 run backwards. Never reads an outer header from
+//! a frame: what the CRC covers is made anew from [`Flow`] and [`IpFields`], so that it is the same for every device.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::flow::{Flow, IpFields};
+use super::opcode::BTH_LEN;
+use super::parse::ICRC_LEN;
+
+/// IPv4 flags and fragment offset with "don't fragment" alone.
+pub const DONT_FRAGMENT: u16 = 0x4000;
+
+/// CRC-32 of the eight bytes 0xFF that stand for the masked LRH.
+const AFTER_LRH: u32 = 0x2144_DF1C;
+/// IPv6 header, UDP header, BTH.
+const PSEUDO_MAX: usize = 40 + 8 + BTH_LEN;
+const IPV4: usize = 20;
+const UDP: usize = 8;
+
+/// The ICRC of a segment, as its four bytes stand on the wire.
+///
+/// `segment_without_icrc` is BTH to the last pad byte. IP and UDP lengths are taken to be those of this segment alone,
+/// which is how each segment of a superframe travels.
+#[must_use]
+pub fn icrc(flow: &Flow, ip: IpFields, segment_without_icrc: &[u8]) -> [u8; 4] {
+    crc(flow, ip, segment_without_icrc).to_le_bytes()
+}
+
+/// Ends a segment: zeroes the pad between `payload_end` and the last four bytes, and writes the ICRC into those.
+///
+/// `segment` is BTH to ICRC. Does nothing to a segment shorter than four bytes.
+pub fn seal(flow: &Flow, ip: IpFields, segment: &mut [u8], payload_end: usize) {
+    let Some((covered, last)) = segment.split_last_chunk_mut::<ICRC_LEN>() else { return };
+    if let Some(pad) = covered.get_mut(payload_end..) {
+        pad.fill(0);
+    }
+    *last = icrc(flow, ip, covered);
+}
+
+/// Whether the ICRC at the end of `segment` (BTH to ICRC) is right.
+#[must_use]
+pub fn check(flow: &Flow, ip: IpFields, segment: &[u8]) -> bool {
+    segment.split_last_chunk::<ICRC_LEN>().is_some_and(|(covered, last)| icrc(flow, ip, covered) == *last)
+}
+
+/// The identification with which the ICRC of `segment` is right, for a packet from a UDP socket, which hides it. "Don't
+/// fragment" is taken to be set. `None` if there is no such value; on IPv6, which has no identification, `Some(0)` if
+/// the ICRC is right.
+///
+/// Any of 65,536 values fits, so a corrupted IPv4 packet passes once in 65,536: what is left is a 16-bit check. A caller
+/// that knows which values its peer uses wins the rest back.
+///
+/// CRC is linear: the difference of two CRCs depends on the difference of the inputs alone. The difference between the
+/// received CRC and that for identification 0, run backwards over all bytes that follow the identification, is the
+/// identification, if and only if its upper 16 bits are zero.
+#[must_use]
+pub fn recover_id(flow: &Flow, segment: &[u8]) -> Option<u16> {
+    let (covered, last) = segment.split_last_chunk::<ICRC_LEN>()?;
+    let ip = IpFields { id: 0, flags_fragment: DONT_FRAGMENT };
+    let difference = crc(flow, ip, covered) ^ u32::from_le_bytes(*last);
+    if difference == 0 {
+        return Some(0);
+    }
+    if !is_ipv4(flow) {
+        return None;
+    }
+    let after_id = IPV4 - 4 + UDP + covered.len();
+    let [first, second, 0, 0] = run_back(difference, after_id)?.to_le_bytes() else { return None };
+    Some(u16::from_be_bytes([first, second]))
+}
+
+/// Whether the packets of a flow are IPv4. Mixed families, which no device makes, count as IPv6 with mapped addresses.
+pub(super) const fn is_ipv4(flow: &Flow) -> bool {
+    flow.src.is_ipv4() && flow.dst.is_ipv4()
+}
+
+#[inline]
+fn crc(flow: &Flow, ip: IpFields, covered: &[u8]) -> u32 {
+    let mut pseudo = [0xFF; PSEUDO_MAX];
+    let (bth, rest) = covered.split_at(covered.len().min(BTH_LEN));
+    let headers = match (flow.src, flow.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => ipv4(flow, ip, src, dst, covered.len(), &mut pseudo),
+        (src, dst) => ipv6(flow, mapped(src), mapped(dst), covered.len(), &mut pseudo),
+    };
+    let end = headers + bth.len();
+    if let Some(room) = pseudo.get_mut(headers..end) {
+        room.copy_from_slice(bth);
+        if let Some(marks) = room.get_mut(4) {
+            *marks = 0xFF;
+        }
+    }
+    let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_LRH);
+    hasher.update(pseudo.get(..end).unwrap_or_default());
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+/// IPv4 and UDP header, masked: type of service, TTL, header checksum and UDP checksum are ones. Returns 28.
+#[inline]
+fn ipv4(
+    flow: &Flow,
+    ip: IpFields,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    covered: usize,
+    pseudo: &mut [u8; PSEUDO_MAX],
+) -> usize {
+    let udp_len = covered + ICRC_LEN + UDP;
+    pseudo[0] = 0x45;
+    pseudo[2..4].copy_from_slice(&wire_len(udp_len + IPV4));
+    pseudo[4..6].copy_from_slice(&ip.id.to_be_bytes());
+    pseudo[6..8].copy_from_slice(&ip.flags_fragment.to_be_bytes());
+    pseudo[9] = 17;
+    pseudo[12..16].copy_from_slice(&src.octets());
+    pseudo[16..20].copy_from_slice(&dst.octets());
+    pseudo[20..22].copy_from_slice(&flow.src_port.to_be_bytes());
+    pseudo[22..24].copy_from_slice(&Flow::PORT.to_be_bytes());
+    pseudo[24..26].copy_from_slice(&wire_len(udp_len));
+    28
+}
+
+/// IPv6 and UDP header, masked: traffic class, flow label, hop limit and UDP checksum are ones. Returns 48.
+#[inline]
+fn ipv6(flow: &Flow, src: Ipv6Addr, dst: Ipv6Addr, covered: usize, pseudo: &mut [u8; PSEUDO_MAX]) -> usize {
+    let udp_len = wire_len(covered + ICRC_LEN + UDP);
+    pseudo[0] = 0x6F;
+    pseudo[4..6].copy_from_slice(&udp_len);
+    pseudo[6] = 17;
+    pseudo[8..24].copy_from_slice(&src.octets());
+    pseudo[24..40].copy_from_slice(&dst.octets());
+    pseudo[40..42].copy_from_slice(&flow.src_port.to_be_bytes());
+    pseudo[42..44].copy_from_slice(&Flow::PORT.to_be_bytes());
+    pseudo[44..46].copy_from_slice(&udp_len);
+    48
+}
+
+/// The address as IPv6.
+pub(super) const fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    }
+}
+
+/// A length that no datagram can have is cut off; its ICRC is then wrong for any receiver.
+fn wire_len(len: usize) -> [u8; 2] {
+    u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes()
+}
+
+/// The reflected polynomial of CRC-32.
+const POLYNOMIAL: u32 = 0xEDB8_8320;
+/// x^0 where bit 31 is the lowest power, as in a reflected register.
+const ONE: u32 = 1 << 31;
+
+/// `BACK[j][d]` is x to the power -8 * d * 16^j: a register multiplied by it is run back over d * 16^j bytes.
+static BACK: [[u32; 16]; 4] = {
+    let mut table = [[ONE; 16]; 4];
+    let mut step = ONE;
+    let mut i = 0;
+    while i < 8 {
+        step = divide_by_x(step);
+        i += 1;
+    }
+    let mut j = 0;
+    while j < 4 {
+        let mut d = 1;
+        while d < 16 {
+            table[j][d] = multiply(table[j][d - 1], step);
+            d += 1;
+        }
+        step = multiply(table[j][15], step);
+        j += 1;
+    }
+    table
+};
+
+/// Runs a CRC difference back over `bytes` equal bytes. `None` beyond 65,535 bytes.
+fn run_back(mut register: u32, bytes: usize) -> Option<u32> {
+    let bytes = u16::try_from(bytes).ok()?;
+    for (j, powers) in BACK.iter().enumerate() {
+        let digit = usize::from(bytes >> (4 * j) & 15);
+        if digit != 0 {
+            register = multiply(register, *powers.get(digit)?);
+        }
+    }
+    Some(register)
+}
+
+const fn divide_by_x(a: u32) -> u32 {
+    if a & ONE != 0 { (a ^ POLYNOMIAL) << 1 | 1 } else { a << 1 }
+}
+
+/// Product of two polynomials modulo the CRC's.
+const fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut product = 0;
+    let mut bit = 32;
+    while bit > 0 {
+        bit -= 1;
+        product ^= b & 0u32.wrapping_sub(a >> bit & 1);
+        b = (b >> 1) ^ (POLYNOMIAL & 0u32.wrapping_sub(b & 1));
+    }
+    product
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::outer::parse_ip;
+    use uroce_fixtures::{reference_icrc, vectors::VECTORS};
+
+    #[test]
+    fn vectors_of_other_implementations() {
+        for (name, packet) in VECTORS {
+            let outer = parse_ip(packet).unwrap();
+            let (covered, expected) = outer.payload.split_last_chunk::<4>().unwrap();
+            assert_eq!(icrc(&outer.flow, outer.ip, covered), *expected, "{name}");
+            assert!(check(&outer.flow, outer.ip, outer.payload), "{name}");
+            assert_eq!(recover_id(&outer.flow, outer.payload), Some(outer.ip.id), "{name}");
+        }
+    }
+
+    #[test]
+    fn seal_makes_the_vectors() {
+        for (name, packet) in VECTORS {
+            let outer = parse_ip(packet).unwrap();
+            let pad = usize::from(outer.payload[1] >> 4 & 3);
+            let payload_end = outer.payload.len() - 4 - pad;
+            let mut segment = outer.payload.to_vec();
+            segment[payload_end..].fill(0xEE);
+            seal(&outer.flow, outer.ip, &mut segment, payload_end);
+            assert_eq!(segment, outer.payload, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_short_segment_is_wrong_and_harmless() {
+        let outer = parse_ip(VECTORS[0].1).unwrap();
+        for len in 0..16 {
+            let mut segment = vec![0; len];
+            assert!(!check(&outer.flow, outer.ip, &segment));
+            seal(&outer.flow, outer.ip, &mut segment, 99);
+            assert_eq!(check(&outer.flow, outer.ip, &segment), len >= 4);
+        }
+    }
+
+    #[test]
+    fn every_id_is_recovered_and_a_flipped_bit_is_not() {
+        let outer = parse_ip(VECTORS[0].1).unwrap();
+        let mut segment = outer.payload.to_vec();
+        for id in 0..=u16::MAX {
+            let end = segment.len() - 4;
+            seal(&outer.flow, IpFields { id, flags_fragment: DONT_FRAGMENT }, &mut segment, end);
+            assert_eq!(recover_id(&outer.flow, &segment), Some(id));
+        }
+        for bit in 0..segment.len() * 8 {
+            let mut bad = segment.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let marks = (32..40).contains(&bit);
+            assert_eq!(recover_id(&outer.flow, &bad).is_some(), marks, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn run_back_undoes_zero_bytes() {
+        let register = 0x1234_5678;
+        for bytes in [0usize, 1, 15, 16, 17, 255, 256, 4096, 4120, 65_535] {
+            let mut forward = register;
+            for _ in 0..bytes * 8 {
+                forward = (forward >> 1) ^ (POLYNOMIAL & 0u32.wrapping_sub(forward & 1));
+            }
+            assert_eq!(run_back(forward, bytes), Some(register), "{bytes}");
+        }
+        assert_eq!(run_back(register, 65_536), None);
+    }
+
+    #[test]
+    fn the_slow_reference_agrees_on_every_length() {
+        for (name, packet) in VECTORS {
+            let outer = parse_ip(packet).unwrap();
+            for payload in 0..300usize {
+                let mut segment = outer.payload[..12].to_vec();
+                segment.extend((0..payload).map(|i| (i * 7) as u8));
+                segment.extend([0; 4]);
+                let mut whole = vec![0; 48];
+                let headers = crate::wire::write_outer(&outer.flow, outer.ip.id, segment.len(), &mut whole).unwrap();
+                whole.truncate(headers);
+                whole.extend(&segment);
+                let covered = &segment[..segment.len() - 4];
+                assert_eq!(icrc(&outer.flow, outer.ip, covered), reference_icrc(&whole), "{name} {payload}");
+            }
+        }
+    }
+}
