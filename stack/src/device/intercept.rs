@@ -7,11 +7,10 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::os::fd::RawFd;
 
-use super::outer;
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, RxSink, TxSource};
 use crate::burst::{Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
-use crate::wire::{Flow, IpFields};
+use crate::wire::{self, Flow, IpFields};
 
 /// Packets that one direction may hold back at a time; more are lost, and counted.
 pub const HELD_MAX: usize = 4096;
@@ -246,13 +245,10 @@ fn header_len(medium: Medium, flow: &Flow) -> usize {
 
 /// Makes the IP and UDP header again, for a packet that was cut to `len` bytes. Nothing on a UDP medium.
 fn rewrite_outer(written: &mut [u8], flow: &Flow, len: usize) {
-    let ids = known_ids(flow, written).unwrap_or(IpFields { id: 0, flags_fragment: 0 });
-    let mut made = [0; outer::OUTER_MAX];
-    let made_len = outer::write(flow, ids, len, &mut made);
-    if let Some(made) = made.get(..made_len)
-        && made.len() == written.len()
-    {
-        written.copy_from_slice(made);
+    if written.len() == flow.header_len() {
+        let id = known_ids(flow, written).map_or(0, |fields| fields.id);
+        // The room is exactly what the header needs.
+        let _ = wire::write_outer(flow, id, len, written);
     }
 }
 

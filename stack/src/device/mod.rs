@@ -2,10 +2,10 @@
 //!
 //! Owns the trait [`Device`] and its kinds. A wrapper (faults, taps) is a `Device` around a `Device`. Never knows a QP.
 
+pub mod fault;
 pub mod impair;
 mod intercept;
 pub mod loopback;
-mod outer;
 pub mod pcap;
 mod sys;
 #[cfg(test)]

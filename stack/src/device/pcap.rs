@@ -14,14 +14,13 @@ use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock
 use pcap_file::{DataLink, PcapError};
 
 use super::intercept::{Direction, ids_at, known_ids};
-use super::outer;
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, RxSink, TxSource};
 use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
-use crate::wire::{Flow, IpFields};
+use crate::wire::{self, DONT_FRAGMENT, Flow, IpFields};
 
-/// IPv4 flags of a packet whose own are not known: do not fragment.
-const DF: u16 = 0x4000;
+/// Longest IP and UDP header.
+const OUTER_MAX: usize = 48;
 /// Nanoseconds, as the exponent that `if_tsresol` takes.
 const NANOSECONDS: u8 = 9;
 
@@ -101,12 +100,12 @@ impl<W: Write> PcapWriter<W> {
     /// # Errors
     /// [`PcapError`].
     pub fn write(&mut self, packet: &TapPacket<'_>, comment: Option<&str>) -> Result<(), PcapError> {
-        let ids = match packet.ids {
-            RxIds::Known(fields) => fields,
-            RxIds::Hidden => IpFields { id: 0, flags_fragment: DF },
+        let id = match packet.ids {
+            RxIds::Known(fields) => fields.id,
+            RxIds::Hidden => 0,
         };
-        let mut outer = [0; outer::OUTER_MAX];
-        let outer_len = outer::write(&packet.flow, ids, packet.bytes.len(), &mut outer);
+        let mut outer = [0; OUTER_MAX];
+        let outer_len = wire::write_outer(&packet.flow, id, packet.bytes.len(), &mut outer).unwrap_or(0);
         self.frame.clear();
         self.frame.extend_from_slice(outer.get(..outer_len).unwrap_or(&[]));
         self.frame.extend_from_slice(packet.bytes);
@@ -256,7 +255,7 @@ impl<D: Device, W: Write + Send> Device for PcapTap<D, W> {
             if let Some((flow, bytes, ids)) = sent(&burst, buf.get(headroom..), ids, medium) {
                 let first = TapPacket { at: now, direction: Direction::Out, flow, ids: RxIds::Hidden, bytes };
                 record.add_segments(first, burst.segment, |index| {
-                    RxIds::Known(IpFields { id: ids.id(index), flags_fragment: DF })
+                    RxIds::Known(IpFields { id: ids.id(index), flags_fragment: DONT_FRAGMENT })
                 });
             }
             Some(burst)

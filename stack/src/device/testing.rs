@@ -3,11 +3,11 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
-use super::{Device, DeviceCapabilities, DeviceError, IcrcMode, RxSink, TxSource, outer};
+use super::{Device, DeviceCapabilities, DeviceError, IcrcMode, RxSink, TxSource};
 use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::PathMtu;
-use crate::wire::{Flow, IpFields};
+use crate::wire::{self, Flow, IpFields};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -25,8 +25,8 @@ pub(super) fn at(micros: u64) -> Instant {
 /// Writes segments of `flow` into `room` as an endpoint would.
 pub(super) fn fill(room: TxRoom<'_>, flow: Flow, segment: usize, segments: &[u8]) -> TxBurst {
     let id = room.ids.id(0);
-    let mut outer_bytes = [0; outer::OUTER_MAX];
-    let len = outer::write(&flow, IpFields { id, flags_fragment: 0x4000 }, segments.len(), &mut outer_bytes);
+    let mut outer_bytes = [0; 48];
+    let len = wire::write_outer(&flow, id, segments.len(), &mut outer_bytes).unwrap();
     let header = if room.medium == Medium::Ip { &outer_bytes[..len] } else { &[] };
     let to = &mut room.buf[room.headroom..];
     to[..header.len()].copy_from_slice(header);
