@@ -20,11 +20,16 @@ pub mod wire;
 
 // 2 resources
 pub mod burst;
+pub mod cq;
+pub mod mem;
 pub mod neighbor;
+pub mod srq;
 
 // 3 protocol
+pub mod qp;
 
 // 4 edges
 pub mod device;
+pub mod endpoint;
 
 // 5 drivers

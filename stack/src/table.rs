@@ -163,6 +163,14 @@ impl<T, V> Slab<T, V> {
 #[derive(Clone, Copy, Debug)]
 pub struct NumberHash(u64);
 
+impl NumberHash {
+    /// The hash keyed with `key`.
+    #[must_use]
+    pub const fn new(key: u64) -> Self {
+        Self(key)
+    }
+}
+
 /// The hasher of [`NumberHash`].
 #[derive(Clone, Copy, Debug)]
 pub struct NumberHasher(u64);

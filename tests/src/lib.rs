@@ -1,1 +1,3 @@
-//! Part of uroce.
+//! What the tests of this workspace share.
+
+pub mod pair;

@@ -1,0 +1,42 @@
+//! What an endpoint is made of.
+
+use core::net::IpAddr;
+
+use crate::burst::IcrcMode;
+use crate::mem::IovaPolicy;
+use crate::types::{MacAddr, PathMtu};
+
+/// Configuration of an endpoint.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// Device name, e.g. `uroce0`.
+    pub name: String,
+    /// Addresses; each becomes an entry of the GID table, in order.
+    pub addresses: Vec<IpAddr>,
+    /// Largest path MTU that the device carries.
+    pub path_mtu: PathMtu,
+    /// ICRC policy on receive.
+    pub icrc: IcrcMode,
+    /// Default wire addresses of regions.
+    pub iova: IovaPolicy,
+    /// Link address, for people.
+    pub mac: Option<MacAddr>,
+    /// QPs at most.
+    pub max_qp: usize,
+}
+
+impl EndpointConfig {
+    /// An endpoint on these addresses, everything else usual.
+    #[must_use]
+    pub fn new(addresses: Vec<IpAddr>, path_mtu: PathMtu) -> Self {
+        Self {
+            name: "uroce0".to_owned(),
+            addresses,
+            path_mtu,
+            icrc: IcrcMode::Check,
+            iova: IovaPolicy::Host,
+            mac: None,
+            max_qp: 65_536,
+        }
+    }
+}

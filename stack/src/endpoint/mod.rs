@@ -1,0 +1,357 @@
+//! The endpoint: one RoCEv2 device, sans-IO.
+//!
+//! Owns all objects of a device (PDs, MRs, CQs, SRQs, QPs, address handles) and the demultiplexing of packets to QPs.
+//! Inputs are `handle_*`, outputs `poll_*`, commands the [`Verbs`](crate::verbs::Verbs). Never reads a clock, draws no
+//! random number but from its seed, and never touches a device: a driver carries bursts between the two.
+
+mod config;
+mod peer_ids;
+mod timers;
+mod verbs;
+
+use std::collections::VecDeque;
+
+pub use config::EndpointConfig;
+
+use crate::burst::{IcrcMode, RxBurst, RxIds, TxBurst, TxRoom};
+use crate::counters::{Counters, DropReason};
+use crate::cq::{CqTable, EventQueue};
+use crate::mem::MrTable;
+use crate::qp::{AhTable, Arrival, Cx, Poster, Qp};
+use crate::ring::Consumer;
+use crate::rng::Rng;
+use crate::srq::{RecvProducer, SrqTable};
+use crate::table::{NumberMap, Slab};
+use crate::time::Instant;
+use crate::types::{Gid, Qpn};
+use crate::verbs::kind;
+use crate::verbs::{CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
+use crate::wire::{self, IpFields, Packet, ParseError};
+use peer_ids::PeerIds;
+use timers::Timers;
+
+/// Multicast memberships of an endpoint at most.
+pub const MAX_MULTICAST: usize = 1024;
+/// PDs at most.
+pub const MAX_PDS: usize = 32_768;
+/// CQs at most.
+pub const MAX_CQS: usize = 65_536;
+/// Entries of a CQ at most.
+pub const MAX_CQE: u32 = 1 << 20;
+/// SRQs at most.
+pub const MAX_SRQS: usize = 960;
+/// Address handles at most.
+pub const MAX_AHS: usize = 65_536;
+/// Work requests of a queue at most.
+pub const MAX_WR: u32 = 16_384;
+/// Elements of a work request at most.
+pub const MAX_SGE: u32 = 32;
+/// Inline bytes of a send at most.
+pub const MAX_INLINE: u32 = 512;
+/// QPNs below this are reserved, as on Linux.
+const FIRST_QPN: u32 = 17;
+
+struct QpSlot {
+    qp: Qp,
+    /// Stands in the ring of QPs that may have something to send.
+    queued: bool,
+    /// Time of the earliest entry in the heap of timers.
+    armed: Option<Instant>,
+}
+
+/// A RoCEv2 endpoint.
+pub struct Endpoint {
+    config: EndpointConfig,
+    gids: Vec<Gid>,
+    node_guid: u64,
+    now: Instant,
+    rng: Rng,
+    pds: Slab<kind::Pd, ()>,
+    mrs: MrTable,
+    cqs: CqTable,
+    srqs: SrqTable,
+    ahs: AhTable,
+    qps: Slab<kind::Qp, QpSlot>,
+    by_qpn: NumberMap<QpHandle>,
+    multicast: Vec<(Gid, QpHandle)>,
+    active: VecDeque<QpHandle>,
+    timers: Timers,
+    events: EventQueue,
+    counters: Counters,
+    peer_ids: PeerIds,
+}
+
+impl Endpoint {
+    /// An endpoint with no objects. Everything random (QPNs, keys, hashes) comes from `seed`.
+    #[must_use]
+    pub fn new(config: EndpointConfig, seed: [u8; 32]) -> Self {
+        let mut rng = Rng::from_seed(seed);
+        let gids = config.addresses.iter().map(|ip| Gid::from(*ip)).collect();
+        let mrs = MrTable::new(rng.fork(), config.iova);
+        // Locally administered, and one for each endpoint ever made: peers key their connection tables by it.
+        let node_guid = rng.next_u64() & !(1 << 56) | 1 << 57;
+        Self {
+            gids,
+            node_guid,
+            now: Instant::ZERO,
+            pds: Slab::new(MAX_PDS),
+            mrs,
+            cqs: Slab::new(MAX_CQS),
+            srqs: Slab::new(MAX_SRQS),
+            ahs: Slab::new(MAX_AHS),
+            qps: Slab::new(config.max_qp),
+            by_qpn: NumberMap::new(rng.next_u64()),
+            multicast: Vec::new(),
+            active: VecDeque::new(),
+            timers: Timers::default(),
+            events: EventQueue::default(),
+            counters: Counters::default(),
+            peer_ids: PeerIds::new(rng.next_u64()),
+            config,
+            rng,
+        }
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn config(&self) -> &EndpointConfig {
+        &self.config
+    }
+
+    /// Counters of the whole endpoint.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The last time it was told.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Objects that live: QPs, CQs, MRs, SRQs, PDs, AHs.
+    #[must_use]
+    pub fn object_counts(&self) -> [usize; 6] {
+        [self.qps.len(), self.cqs.len(), self.mrs.len(), self.srqs.len(), self.pds.len(), self.ahs.len()]
+    }
+
+    /// The memory regions, for tests and replays that choose keys.
+    pub fn memory_mut(&mut self) -> &mut MrTable {
+        &mut self.mrs
+    }
+
+    /// Takes a received burst: splits it, and handles each packet or counts why it was dropped.
+    pub fn handle_burst(&mut self, now: Instant, burst: RxBurst<'_>) {
+        self.now = now;
+        if burst.segment == 0 {
+            self.counters.count_drop(DropReason::Malformed);
+            return;
+        }
+        for (index, segment) in burst.bytes.chunks(burst.segment).enumerate() {
+            self.handle_segment(&burst, index, segment);
+        }
+    }
+
+    fn handle_segment(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8]) {
+        // Parsed before the ICRC is looked at: only a packet whose opcode is known has a place for one.
+        let packet = match Packet::parse(segment) {
+            Ok(packet) => packet,
+            Err(error) => {
+                self.counters.count_drop(drop_reason(error));
+                return;
+            }
+        };
+        let Some(ip) = self.check_icrc(burst, index, segment) else {
+            self.counters.count_drop(DropReason::IcrcError);
+            return;
+        };
+        self.counters.rcvd_pkts += 1;
+        self.counters.rcvd_bytes += segment.len() as u64;
+        if burst.congestion_experienced() {
+            self.counters.np_ecn_marked_roce_packets += 1;
+        }
+        let arrival = Arrival { flow: &burst.flow, ip, segment: segment.len() };
+        if packet.dest_qp == Qpn::MULTICAST {
+            self.handle_multicast(&packet, &arrival);
+        } else if let Some(handle) = self.by_qpn.get(packet.dest_qp.get()).copied() {
+            self.deliver(handle, &packet, &arrival);
+        } else {
+            self.counters.count_drop(DropReason::UnknownQp);
+        }
+    }
+
+    /// The IPv4 fields of a segment whose ICRC is right, or need not be.
+    fn check_icrc(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8]) -> Option<IpFields> {
+        const DONT_FRAGMENT: u16 = 0x4000;
+        let step = u16::try_from(index).unwrap_or(u16::MAX);
+        let known = match burst.ids {
+            RxIds::Known(ip) => IpFields { id: ip.id.wrapping_add(step), ..ip },
+            RxIds::Hidden => IpFields { id: 0, flags_fragment: DONT_FRAGMENT },
+        };
+        if self.config.icrc == IcrcMode::Ignore {
+            return Some(known);
+        }
+        let found = match burst.ids {
+            RxIds::Known(_) => wire::check(&burst.flow, known, segment).then_some(known),
+            RxIds::Hidden => wire::recover_id(&burst.flow, segment)
+                .filter(|id| *id == step || self.peer_ids.accept(burst.flow.src, *id))
+                .map(|id| IpFields { id, ..known }),
+        };
+        match self.config.icrc {
+            IcrcMode::Count if found.is_none() => {
+                self.counters.count_drop(DropReason::IcrcError);
+                Some(known)
+            }
+            _ => found,
+        }
+    }
+
+    fn handle_multicast(&mut self, packet: &Packet<'_>, arrival: &Arrival<'_>) {
+        let group = Gid::from(arrival.flow.dst);
+        let mut delivered = false;
+        // The list is short and bounded; a member that appears is a QP of ours.
+        for i in 0..self.multicast.len() {
+            if let Some((gid, qp)) = self.multicast.get(i).copied()
+                && gid == group
+            {
+                delivered = true;
+                self.deliver(qp, packet, arrival);
+            }
+        }
+        if !delivered {
+            self.counters.count_drop(DropReason::UnknownQp);
+        }
+    }
+
+    fn deliver(&mut self, handle: QpHandle, packet: &Packet<'_>, arrival: &Arrival<'_>) {
+        let result = self.with_qp(handle, |qp, cx| qp.handle_packet(packet, arrival, cx));
+        if let Some(Err(reason)) = result {
+            self.counters.count_drop(reason);
+        }
+        self.wake(handle);
+    }
+
+    /// Lends everything else to one QP, and afterwards follows up: timers, and CQs that overran.
+    fn with_qp<R>(&mut self, handle: QpHandle, f: impl FnOnce(&mut Qp, &mut Cx<'_>) -> R) -> Option<R> {
+        let slot = self.qps.get_mut(handle)?;
+        let mut cx = Cx {
+            now: self.now,
+            mrs: &mut self.mrs,
+            cqs: &mut self.cqs,
+            srqs: &mut self.srqs,
+            ahs: &self.ahs,
+            events: &mut self.events,
+            counters: &mut self.counters,
+            overrun: None,
+        };
+        let result = f(&mut slot.qp, &mut cx);
+        let overrun = cx.overrun;
+        if let Some(deadline) = slot.qp.deadline()
+            && slot.armed.is_none_or(|armed| deadline < armed)
+        {
+            slot.armed = Some(deadline);
+            self.timers.push(deadline, handle);
+        }
+        if let Some(cq) = overrun {
+            self.fail_users_of(cq);
+        }
+        Some(result)
+    }
+
+    /// All QPs of a CQ that overran go to ERR. Happens once a CQ, so the walk is affordable.
+    fn fail_users_of(&mut self, cq: CqHandle) {
+        let users: Vec<QpHandle> = self
+            .qps
+            .iter()
+            .filter(|(_, s)| {
+                let (send, recv) = s.qp.cqs();
+                (send == cq || recv == cq) && !matches!(s.qp.state(), QpState::Reset | QpState::Err)
+            })
+            .map(|(h, _)| h)
+            .collect();
+        for handle in users {
+            self.with_qp(handle, |qp, cx| qp.cq_overran(cx));
+            self.wake(handle);
+        }
+    }
+
+    /// The QP may have something to send.
+    fn wake(&mut self, handle: QpHandle) {
+        if let Some(slot) = self.qps.get_mut(handle)
+            && !slot.queued
+        {
+            slot.queued = true;
+            self.active.push_back(handle);
+        }
+    }
+
+    /// Tells that work requests were posted to a QP through a half that was given away.
+    pub fn ring_doorbell(&mut self, qp: QpHandle) {
+        self.wake(qp);
+    }
+
+    /// Acts on timers that have run out.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        while let Some(handle) = self.timers.pop_due(now) {
+            if let Some(slot) = self.qps.get_mut(handle) {
+                slot.armed = None;
+                self.with_qp(handle, |qp, cx| qp.handle_timeout(cx));
+                self.wake(handle);
+            }
+        }
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called, though nothing arrives.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Writes the next burst into `room`. QPs take turns, one packet each.
+    pub fn poll_transmit(&mut self, now: Instant, mut room: TxRoom<'_>) -> Option<TxBurst> {
+        self.now = now;
+        while let Some(handle) = self.active.pop_front() {
+            let burst = self.with_qp(handle, |qp, cx| qp.poll_transmit(cx, &mut room)).flatten();
+            if let Some(burst) = burst {
+                self.active.push_back(handle);
+                self.counters.sent_pkts += burst.segments as u64;
+                self.counters.sent_bytes += burst.len as u64;
+                return Some(burst);
+            }
+            if let Some(slot) = self.qps.get_mut(handle) {
+                slot.queued = false;
+            }
+        }
+        None
+    }
+
+    /// Whether a QP may have something to send.
+    #[must_use]
+    pub fn wants_transmit(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    /// The caller's half of a QP's queues; from then on [`Self::ring_doorbell`] tells of posts.
+    pub fn take_poster(&mut self, qp: QpHandle) -> Option<Poster> {
+        self.qps.get_mut(qp)?.qp.take_poster()
+    }
+
+    /// The caller's half of a CQ.
+    pub fn take_cq_caller(&mut self, cq: CqHandle) -> Option<Consumer<WorkCompletion>> {
+        self.cqs.get_mut(cq)?.take_caller()
+    }
+
+    /// The caller's half of an SRQ.
+    pub fn take_srq_caller(&mut self, srq: SrqHandle) -> Option<RecvProducer> {
+        self.srqs.get_mut(srq)?.take_caller()
+    }
+}
+
+fn drop_reason(error: ParseError) -> DropReason {
+    match error {
+        ParseError::Unsupported(_) => DropReason::Unsupported,
+        _ => DropReason::Malformed,
+    }
+}

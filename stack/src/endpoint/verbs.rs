@@ -1,0 +1,308 @@
+//! The verbs over the endpoint's tables.
+
+use super::{
+    Endpoint, FIRST_QPN, MAX_AHS, MAX_CQE, MAX_CQS, MAX_INLINE, MAX_MULTICAST, MAX_PDS, MAX_SGE, MAX_SRQS, MAX_WR,
+    QpSlot,
+};
+use crate::cq::Cq;
+use crate::mem::MAX_MRS;
+use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, post_recv_to};
+use crate::raw::Region;
+use crate::srq::Srq;
+use crate::types::{AckTimeout, Gid, PKey, PathMtu, Qpn};
+use crate::verbs::{
+    AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, GidType, MemoryRegion, MrHandle, Notify,
+    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpCapabilities, QpHandle, QpInfo, QpInit, QpType, RecvWr,
+    SendWr, SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WorkCompletion,
+};
+
+fn limit(what: &'static str, limit: usize) -> VerbsError {
+    VerbsError::LimitReached { what, limit }
+}
+
+fn within(field: &'static str, value: u32, min: u32, max: u32) -> Result<(), VerbsError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    let (value, min, max) = (value.into(), min.into(), max.into());
+    Err(VerbsError::InvalidCapability { field, value, min, max })
+}
+
+fn check_caps(caps: &QpCapabilities) -> Result<(), VerbsError> {
+    within("max_send_wr", caps.max_send_wr, 1, MAX_WR)?;
+    within("max_recv_wr", caps.max_recv_wr, 0, MAX_WR)?;
+    within("max_send_sge", caps.max_send_sge, 0, MAX_SGE)?;
+    within("max_recv_sge", caps.max_recv_sge, 0, MAX_SGE)?;
+    within("max_inline", caps.max_inline, 0, MAX_INLINE)
+}
+
+fn list_error(error: PostError) -> PostListError {
+    PostListError { index: 0, error }
+}
+
+impl Endpoint {
+    fn check_pd(&self, pd: PdHandle) -> Result<(), VerbsError> {
+        self.pds.get(pd).map(|()| ()).ok_or(VerbsError::InvalidHandle)
+    }
+
+    /// The number of a new QP: the one asked for, 1 for QP1, else a random one that is free.
+    fn choose_qpn(&mut self, init: &QpInit) -> Result<Qpn, VerbsError> {
+        let wanted = match init.qp_type {
+            QpType::Gsi => Some(Qpn::GSI),
+            _ => init.qpn,
+        };
+        if let Some(qpn) = wanted {
+            return if self.by_qpn.contains(qpn.get()) { Err(VerbsError::Busy) } else { Ok(qpn) };
+        }
+        // At most 2^16 of 2^24 numbers are taken, so this ends at once.
+        loop {
+            let qpn = Qpn::from_wire(self.rng.next_u32());
+            if qpn.get() >= FIRST_QPN && qpn != Qpn::MULTICAST && !self.by_qpn.contains(qpn.get()) {
+                return Ok(qpn);
+            }
+        }
+    }
+
+    fn check_qp_init(&self, init: &QpInit) -> Result<Option<usize>, VerbsError> {
+        self.check_pd(init.pd)?;
+        check_caps(&init.caps)?;
+        for cq in [init.send_cq, init.recv_cq] {
+            self.cqs.get(cq).ok_or(VerbsError::InvalidHandle)?;
+        }
+        match init.srq {
+            None => Ok(None),
+            Some(_) if init.qp_type == QpType::Gsi => Err(VerbsError::Unsupported("an SRQ on QP1")),
+            Some(srq) => Ok(Some(self.srqs.get(srq).ok_or(VerbsError::InvalidHandle)?.max_sge())),
+        }
+    }
+}
+
+impl Verbs for Endpoint {
+    fn query_device(&self) -> DeviceAttr {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        DeviceAttr {
+            name: self.config.name.clone(),
+            node_guid: self.node_guid,
+            max_qp: count(self.config.max_qp),
+            max_qp_wr: MAX_WR,
+            max_sge: MAX_SGE,
+            max_cq: count(MAX_CQS),
+            max_cqe: MAX_CQE,
+            max_mr: count(MAX_MRS),
+            max_pd: count(MAX_PDS),
+            max_srq: count(MAX_SRQS),
+            max_ah: count(MAX_AHS),
+            max_rd_atomic: u8::try_from(MAX_RD_ATOMIC).unwrap_or(u8::MAX),
+            max_msg_size: u32::try_from(MAX_MESSAGE).unwrap_or(u32::MAX),
+            max_inline: MAX_INLINE,
+            pkeys: vec![PKey::DEFAULT],
+            // 134 ms, as Linux's rxe says of itself: a software endpoint shares its processor.
+            ack_delay: AckTimeout::new(15).unwrap_or(AckTimeout::DEFAULT),
+        }
+    }
+
+    fn query_port(&self) -> PortAttr {
+        PortAttr { active: true, max_mtu: PathMtu::B4096, active_mtu: self.config.path_mtu, mac: self.config.mac }
+    }
+
+    fn query_gids(&self) -> Vec<GidEntry> {
+        self.gids.iter().map(|gid| GidEntry { gid: *gid, gid_type: GidType::RoceV2 }).collect()
+    }
+
+    fn alloc_pd(&mut self) -> Result<PdHandle, VerbsError> {
+        self.pds.insert(()).ok_or(limit("protection domains", MAX_PDS))
+    }
+
+    fn dealloc_pd(&mut self, pd: PdHandle) -> Result<(), VerbsError> {
+        self.check_pd(pd)?;
+        let used = self.mrs.uses_pd(pd)
+            || self.qps.iter().any(|(_, s)| s.qp.pd() == pd)
+            || self.srqs.iter().any(|(_, s)| s.pd() == pd)
+            || self.ahs.iter().any(|(_, a)| a.pd == pd);
+        if used {
+            return Err(VerbsError::Busy);
+        }
+        self.pds.remove(pd);
+        Ok(())
+    }
+
+    fn register(
+        &mut self,
+        pd: PdHandle,
+        region: &Region,
+        access: AccessFlags,
+        iova: Option<u64>,
+    ) -> Result<MemoryRegion, VerbsError> {
+        self.check_pd(pd)?;
+        self.mrs.register(pd, region, access, iova)
+    }
+
+    fn deregister(&mut self, mr: MrHandle) -> Result<(), VerbsError> {
+        self.mrs.deregister(mr)
+    }
+
+    fn create_cq(&mut self, depth: u32) -> Result<CqHandle, VerbsError> {
+        within("depth", depth, 1, MAX_CQE)?;
+        self.cqs.insert(Cq::new(depth as usize)).ok_or(limit("completion queues", MAX_CQS))
+    }
+
+    fn destroy_cq(&mut self, cq: CqHandle) -> Result<(), VerbsError> {
+        let users = self.cqs.get(cq).ok_or(VerbsError::InvalidHandle)?.users();
+        if users > 0 {
+            return Err(VerbsError::Busy);
+        }
+        self.cqs.remove(cq);
+        Ok(())
+    }
+
+    fn poll_cq(&mut self, cq: CqHandle, out: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
+        Ok(self.cqs.get_mut(cq).ok_or(VerbsError::InvalidHandle)?.poll(out))
+    }
+
+    fn req_notify(&mut self, cq: CqHandle, what: Notify) -> Result<(), VerbsError> {
+        self.cqs.get_mut(cq).ok_or(VerbsError::InvalidHandle)?.arm(what);
+        Ok(())
+    }
+
+    fn create_srq(&mut self, init: SrqInit) -> Result<SrqHandle, VerbsError> {
+        self.check_pd(init.pd)?;
+        within("max_wr", init.max_wr, 1, MAX_WR)?;
+        within("max_sge", init.max_sge, 1, MAX_SGE)?;
+        self.srqs.insert(Srq::new(&init)).ok_or(limit("shared receive queues", MAX_SRQS))
+    }
+
+    fn arm_srq(&mut self, srq: SrqHandle, limit: u32) -> Result<(), VerbsError> {
+        let srq = self.srqs.get_mut(srq).ok_or(VerbsError::InvalidHandle)?;
+        within("limit", limit, 0, srq.info().max_wr)?;
+        srq.arm(limit);
+        Ok(())
+    }
+
+    fn query_srq(&self, srq: SrqHandle) -> Result<SrqInfo, VerbsError> {
+        Ok(self.srqs.get(srq).ok_or(VerbsError::InvalidHandle)?.info())
+    }
+
+    fn destroy_srq(&mut self, srq: SrqHandle) -> Result<(), VerbsError> {
+        if self.srqs.get(srq).ok_or(VerbsError::InvalidHandle)?.users() > 0 {
+            return Err(VerbsError::Busy);
+        }
+        self.srqs.remove(srq);
+        Ok(())
+    }
+
+    fn create_qp(&mut self, init: QpInit) -> Result<QpHandle, VerbsError> {
+        let srq_sges = self.check_qp_init(&init)?;
+        let qpn = self.choose_qpn(&init)?;
+        let datagram_mtu = u16::try_from(self.config.path_mtu.bytes()).unwrap_or(u16::MAX);
+        let make =
+            |handle| QpSlot { qp: Qp::new(handle, qpn, &init, srq_sges, datagram_mtu), queued: false, armed: None };
+        let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
+        self.by_qpn.insert(qpn.get(), handle);
+        for cq in [init.send_cq, init.recv_cq] {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                cq.attach();
+            }
+        }
+        if let Some(srq) = init.srq.and_then(|srq| self.srqs.get_mut(srq)) {
+            srq.attach();
+        }
+        Ok(handle)
+    }
+
+    fn modify_qp(&mut self, qp: QpHandle, attr: QpAttr) -> Result<(), VerbsError> {
+        let gids = core::mem::take(&mut self.gids);
+        let limits = ModifyLimits { gids: &gids, path_mtu: self.config.path_mtu };
+        let result = self.with_qp(qp, |qp, cx| qp.modify(&attr, &limits, cx));
+        self.gids = gids;
+        result.ok_or(VerbsError::InvalidHandle)??;
+        self.wake(qp);
+        Ok(())
+    }
+
+    fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError> {
+        Ok(self.qps.get(qp).ok_or(VerbsError::InvalidHandle)?.qp.info())
+    }
+
+    fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), VerbsError> {
+        let slot = self.qps.remove(qp).ok_or(VerbsError::InvalidHandle)?;
+        self.by_qpn.remove(slot.qp.qpn().get());
+        self.multicast.retain(|(_, member)| *member != qp);
+        let (send, recv) = slot.qp.cqs();
+        for cq in [send, recv] {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                cq.detach();
+            }
+        }
+        if let Some(srq) = slot.qp.srq().and_then(|srq| self.srqs.get_mut(srq)) {
+            srq.detach();
+        }
+        Ok(())
+    }
+
+    fn find_qp(&self, qpn: Qpn) -> Option<QpHandle> {
+        self.by_qpn.get(qpn.get()).copied()
+    }
+
+    fn attach_multicast(&mut self, qp: QpHandle, gid: Gid) -> Result<(), VerbsError> {
+        let slot = self.qps.get(qp).ok_or(VerbsError::InvalidHandle)?;
+        if slot.qp.qp_type() != QpType::Ud || !gid.ip().is_multicast() {
+            return Err(VerbsError::NotMulticast);
+        }
+        if self.multicast.contains(&(gid, qp)) {
+            return Ok(());
+        }
+        if self.multicast.len() >= MAX_MULTICAST {
+            return Err(limit("multicast memberships", MAX_MULTICAST));
+        }
+        self.multicast.push((gid, qp));
+        Ok(())
+    }
+
+    fn detach_multicast(&mut self, qp: QpHandle, gid: Gid) -> Result<(), VerbsError> {
+        let before = self.multicast.len();
+        self.multicast.retain(|m| *m != (gid, qp));
+        if self.multicast.len() == before { Err(VerbsError::NotMulticast) } else { Ok(()) }
+    }
+
+    fn post_send(&mut self, qp: QpHandle, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        let slot = self.qps.get_mut(qp).ok_or(list_error(PostError::InvalidHandle))?;
+        let poster = slot.qp.poster_mut().ok_or(list_error(PostError::InvalidHandle))?;
+        let result = poster.post_send(list);
+        self.wake(qp);
+        result
+    }
+
+    fn post_recv(&mut self, qp: QpHandle, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        let slot = self.qps.get_mut(qp).ok_or(list_error(PostError::InvalidHandle))?;
+        let poster = slot.qp.poster_mut().ok_or(list_error(PostError::InvalidHandle))?;
+        let result = poster.post_recv(list);
+        // A QP in ERR flushes what is posted.
+        self.wake(qp);
+        result
+    }
+
+    fn post_srq_recv(&mut self, srq: SrqHandle, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        let srq = self.srqs.get_mut(srq).ok_or(list_error(PostError::InvalidHandle))?;
+        let ring = srq.caller_mut().ok_or(list_error(PostError::InvalidHandle))?;
+        for (index, wr) in list.iter().enumerate() {
+            post_recv_to(ring, wr).map_err(|error| PostListError { index, error })?;
+        }
+        Ok(())
+    }
+
+    fn create_ah(&mut self, pd: PdHandle, attr: AhAttr) -> Result<AhHandle, VerbsError> {
+        self.check_pd(pd)?;
+        let invalid = VerbsError::InvalidGidIndex { index: attr.sgid_index.into(), len: self.gids.len() };
+        let flow = flow_for(&attr, &self.gids).ok_or(invalid)?;
+        let ah = Ah { pd, flow, source_port: attr.udp_source_port };
+        self.ahs.insert(ah).ok_or(limit("address handles", MAX_AHS))
+    }
+
+    fn destroy_ah(&mut self, ah: AhHandle) -> Result<(), VerbsError> {
+        self.ahs.remove(ah).map(|_| ()).ok_or(VerbsError::InvalidHandle)
+    }
+
+    fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop()
+    }
+}

@@ -1,0 +1,223 @@
+//! What a responder still has to say, and what it remembers of what it said.
+//!
+//! Owns the queue of ACKs, NAKs, READ data and atomic results, in PSN order, and the memory of the last READs and
+//! atomics, from which repeats are answered (IBTA Vol 1 9.7.5.1.2 to 9.7.5.1.5). Bounded by `max_dest_rd_atomic`.
+
+use std::collections::VecDeque;
+
+use crate::types::{Msn, Psn, Rkey};
+use crate::wire::{Aeth, Syndrome};
+
+/// READs and atomics that the verbs allow outstanding.
+pub const MAX_RD_ATOMIC: usize = 128;
+/// Answers that wait at most: one for each READ or atomic, and an ACK between any two.
+pub const MAX_ANSWERS: usize = 2 * MAX_RD_ATOMIC + 8;
+
+/// READ data that is still to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadAnswer {
+    /// PSN of its first packet.
+    pub(crate) first: Psn,
+    /// PSN of the next one.
+    pub(crate) next: Psn,
+    /// Packets in all.
+    pub(crate) packets: u32,
+    /// Where the data is.
+    pub(crate) addr: u64,
+    /// Key of the region.
+    pub(crate) rkey: Rkey,
+    /// Bytes in all.
+    pub(crate) length: u32,
+    /// MSN of the request.
+    pub(crate) msn: Msn,
+}
+
+/// Something to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// ACK, RNR NAK or NAK.
+    Acknowledge(Psn, Aeth),
+    /// READ data.
+    Read(ReadAnswer),
+    /// Result of an atomic.
+    Atomic(Psn, Msn, u64),
+}
+
+impl Answer {
+    fn first(&self) -> Psn {
+        match self {
+            Self::Acknowledge(psn, _) | Self::Atomic(psn, ..) => *psn,
+            Self::Read(read) => read.first,
+        }
+    }
+}
+
+/// An executed READ or atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remembered {
+    /// READ: its PSN range and place.
+    Read(ReadAnswer),
+    /// Atomic: the result, which is never computed again.
+    Atomic(Psn, Msn, u64),
+}
+
+/// Queue and memory.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    queue: VecDeque<Answer>,
+    memory: VecDeque<Remembered>,
+    depth: usize,
+}
+
+impl Answers {
+    pub(crate) fn new() -> Self {
+        Self {
+            queue: VecDeque::with_capacity(MAX_ANSWERS),
+            memory: VecDeque::with_capacity(MAX_RD_ATOMIC + 1),
+            depth: 0,
+        }
+    }
+
+    /// Remembers the last `depth` READs and atomics from now on.
+    pub(crate) fn set_depth(&mut self, depth: u8) {
+        self.depth = usize::from(depth).min(MAX_RD_ATOMIC);
+        while self.memory.len() > self.depth {
+            self.memory.pop_front();
+        }
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+        self.memory.clear();
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// READs and atomics whose answer has not left yet.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.queue.iter().filter(|a| !matches!(a, Answer::Acknowledge(..))).count()
+    }
+
+    /// Queues a positive ACK; one that waits right before it is covered by it and goes.
+    pub(crate) fn ack(&mut self, psn: Psn, msn: Msn) -> bool {
+        let new = Answer::Acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn });
+        if let Some(back @ Answer::Acknowledge(_, Aeth { syndrome: Syndrome::Ack { .. }, .. })) = self.queue.back_mut()
+        {
+            let coalesced = *back != new;
+            *back = new;
+            return coalesced;
+        }
+        self.push(new);
+        false
+    }
+
+    /// Queues a NAK of any kind.
+    pub(crate) fn nak(&mut self, psn: Psn, syndrome: Syndrome, msn: Msn) {
+        self.push(Answer::Acknowledge(psn, Aeth { syndrome, msn }));
+    }
+
+    fn push(&mut self, answer: Answer) {
+        if self.queue.len() < MAX_ANSWERS {
+            self.queue.push_back(answer);
+        }
+    }
+
+    fn remember(&mut self, entry: Remembered) {
+        if self.memory.len() >= self.depth {
+            self.memory.pop_front();
+        }
+        self.memory.push_back(entry);
+    }
+
+    /// Queues and remembers a READ.
+    pub(crate) fn read(&mut self, read: ReadAnswer) {
+        self.remember(Remembered::Read(read));
+        self.push(Answer::Read(read));
+    }
+
+    /// Queues and remembers the result of an atomic.
+    pub(crate) fn atomic(&mut self, psn: Psn, msn: Msn, original: u64) {
+        self.remember(Remembered::Atomic(psn, msn, original));
+        self.push(Answer::Atomic(psn, msn, original));
+    }
+
+    /// Answers a repeated READ at `psn`, when it asks for the rest, or a part of the rest, of a remembered one. The
+    /// answer begins with First or Only at `psn`.
+    pub(crate) fn repeat_read(&mut self, psn: Psn, addr: u64, rkey: Rkey, length: u32, mtu: usize) -> bool {
+        let found = self.memory.iter().rev().find_map(|m| match m {
+            Remembered::Read(r) if psn.is_within(r.first, r.packets) => Some(*r),
+            _ => None,
+        });
+        let Some(read) = found else { return false };
+        let offset = u64::from(psn.distance_from(read.first).unsigned_abs()) * mtu as u64;
+        let fits = rkey == read.rkey
+            && addr == read.addr.wrapping_add(offset)
+            && u64::from(length) + offset <= u64::from(read.length);
+        if !fits {
+            return false;
+        }
+        let packets = if length == 0 { 1 } else { length.div_ceil(u32::try_from(mtu).unwrap_or(u32::MAX)) };
+        self.insert(Answer::Read(ReadAnswer { first: psn, next: psn, packets, addr, rkey, length, msn: read.msn }));
+        true
+    }
+
+    /// Answers a repeated atomic at `psn` with the result it had.
+    pub(crate) fn repeat_atomic(&mut self, psn: Psn) -> bool {
+        let found = self.memory.iter().rev().find_map(|m| match m {
+            Remembered::Atomic(p, msn, original) if *p == psn => Some(Answer::Atomic(psn, *msn, *original)),
+            _ => None,
+        });
+        found.is_some_and(|answer| {
+            self.insert(answer);
+            true
+        })
+    }
+
+    /// Puts the answer to a repeat at its place in PSN order; it replaces what still waits for the same PSNs.
+    fn insert(&mut self, answer: Answer) {
+        let psn = answer.first();
+        let waiting = self.queue.iter_mut().find(|a| match (&**a, &answer) {
+            (Answer::Read(old), Answer::Read(_)) => psn.is_within(old.first, old.packets),
+            (Answer::Atomic(old, ..), Answer::Atomic(..)) => *old == psn,
+            _ => false,
+        });
+        if let Some(old) = waiting {
+            // Data before `psn` was repeated because the peer has it: it is not needed again.
+            *old = answer;
+            return;
+        }
+        if self.queue.len() >= MAX_ANSWERS {
+            return;
+        }
+        let at = self.queue.iter().position(|a| a.first().distance_from(psn) > 0).unwrap_or(self.queue.len());
+        self.queue.insert(at, answer);
+    }
+
+    /// The next thing to say.
+    pub(crate) fn front(&self) -> Option<Answer> {
+        self.queue.front().copied()
+    }
+
+    /// One packet of the front answer has left.
+    pub(crate) fn sent_one(&mut self) {
+        if let Some(Answer::Read(read)) = self.queue.front_mut() {
+            read.next = read.next.next();
+            if read.next != read.first.plus(read.packets) {
+                return;
+            }
+        }
+        self.queue.pop_front();
+    }
+
+    /// The front READ cannot go on: everything queued is forgotten and `answer` takes its place.
+    pub(crate) fn abort(&mut self, psn: Psn, syndrome: Syndrome, msn: Msn) {
+        self.queue.clear();
+        self.nak(psn, syndrome, msn);
+    }
+}

@@ -1,0 +1,56 @@
+//! What a QP may touch besides itself.
+
+use crate::counters::Counters;
+use crate::cq::{self, CqTable, EventQueue};
+use crate::mem::MrTable;
+use crate::srq::SrqTable;
+use crate::table::Slab;
+use crate::time::Instant;
+use crate::verbs::kind;
+use crate::verbs::{CqHandle, PdHandle, WorkCompletion};
+use crate::wire::Flow;
+
+/// An address handle: the path of a datagram, its source port still open.
+#[derive(Clone, Copy, Debug)]
+pub struct Ah {
+    /// Protection domain.
+    pub pd: PdHandle,
+    /// Addresses and marks.
+    pub flow: Flow,
+    /// A wanted source port; `None` takes the formula over the sending QPN.
+    pub source_port: Option<u16>,
+}
+
+/// All address handles of an endpoint.
+pub type AhTable = Slab<kind::Ah, Ah>;
+
+/// The endpoint's resources, lent to a QP for one call.
+pub struct Cx<'a> {
+    /// The time.
+    pub now: Instant,
+    /// Memory regions.
+    pub mrs: &'a mut MrTable,
+    /// Completion queues.
+    pub cqs: &'a mut CqTable,
+    /// Shared receive queues.
+    pub srqs: &'a mut SrqTable,
+    /// Address handles.
+    pub ahs: &'a AhTable,
+    /// Asynchronous events.
+    pub events: &'a mut EventQueue,
+    /// Counters of the endpoint.
+    pub counters: &'a mut Counters,
+    /// A CQ that overran during the call: all its QPs must go to ERR.
+    pub overrun: Option<CqHandle>,
+}
+
+impl Cx<'_> {
+    /// Puts a completion into its CQ; false when the CQ overran.
+    pub fn complete(&mut self, cq: CqHandle, wc: WorkCompletion) -> bool {
+        if cq::complete(self.cqs, cq, wc, self.events, self.counters).is_err() {
+            self.overrun = Some(cq);
+            return false;
+        }
+        true
+    }
+}

@@ -1,0 +1,401 @@
+//! The requester: which request packet goes next, and when it goes again.
+//!
+//! Owns the send side of a connected QP: PSNs, the window of unacknowledged packets, the outstanding READs, the ACK and
+//! RNR timers. What the answers mean is the completer's business (`completer.rs`), which works on the same state.
+//! Sources: IBTA Vol 1 9.7.5 and 9.7.6, paraphrased.
+
+use std::collections::VecDeque;
+
+use super::cx::Cx;
+use super::emit::{EmitError, write_packet};
+use super::send_queue::{SendQueue, Wqe};
+use super::{Ident, Path};
+use crate::burst::{TxBurst, TxRoom};
+use crate::time::Instant;
+use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
+use crate::verbs::{FailureKind, Operation, WcStatus};
+use crate::wire::{AtomicEth, Body, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart};
+
+/// PSNs that may be unacknowledged. Far below 2^23, where modular order ends.
+pub const MAX_UNACKED: u32 = 256;
+/// PSNs that one READ request asks for: a longer READ goes out as consecutive requests, so that its answers never
+/// exceed what a receiver's buffers take, and two of them keep the pipe full.
+pub const MAX_READ_PSNS: u32 = MAX_UNACKED / 2;
+/// Packets after which an answer is asked for at the latest.
+const ACK_EVERY: u32 = 32;
+
+/// Attributes of the send side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendAttr {
+    pub(crate) timeout: AckTimeout,
+    pub(crate) retry_count: RetryCount,
+    pub(crate) rnr_retry: RnrRetry,
+    pub(crate) max_rd_atomic: u8,
+}
+
+/// A work request failed for good: it completes with this status, and the QP goes to ERR (or SQE).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SendFailure {
+    pub(crate) status: WcStatus,
+    pub(crate) kind: FailureKind,
+    pub(crate) psn: Psn,
+}
+
+/// The send side of a connected QP.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    pub(crate) queue: SendQueue,
+    pub(super) service: Service,
+    pub(super) attr: SendAttr,
+    /// First PSN of the next work request.
+    next_psn: Psn,
+    /// Oldest PSN that is not acknowledged; the oldest work request in flight contains it.
+    pub(super) una: Psn,
+    /// Work request being sent, and its next PSN.
+    cursor: usize,
+    pub(super) cursor_psn: Psn,
+    /// One beyond the highest PSN ever sent.
+    pub(super) sent_end: Psn,
+    /// Outstanding READ and atomic requests: one beyond the PSNs that each reserved.
+    reads: VecDeque<Psn>,
+    since_ack_req: u32,
+    pub(super) retries_used: u8,
+    pub(super) rnr_used: u32,
+    ack_deadline: Option<Instant>,
+    pub(super) rnr_deadline: Option<Instant>,
+    /// Went back and saw no progress since: further hints at the same loss change nothing.
+    pub(super) recovering: bool,
+    /// When the oldest unacknowledged PSN began to wait.
+    pub(super) waiting_since: Instant,
+    draining: bool,
+}
+
+/// The next request packet.
+struct Plan {
+    wqe: Wqe,
+    op: RequestOp,
+    /// Payload: where it begins in the message, and bytes.
+    offset: u64,
+    len: usize,
+    /// PSNs it reserves.
+    psns: u32,
+    ends: bool,
+}
+
+impl Requester {
+    pub(crate) fn new(queue: SendQueue, service: Service) -> Self {
+        Self {
+            queue,
+            service,
+            attr: SendAttr {
+                timeout: AckTimeout::NEVER,
+                retry_count: RetryCount::MAX,
+                rnr_retry: RnrRetry::FOREVER,
+                max_rd_atomic: 0,
+            },
+            next_psn: Psn::ZERO,
+            una: Psn::ZERO,
+            cursor: 0,
+            cursor_psn: Psn::ZERO,
+            sent_end: Psn::ZERO,
+            // As many READs as the verbs allow, so that nothing is allocated later.
+            reads: VecDeque::with_capacity(128),
+            since_ack_req: 0,
+            retries_used: 0,
+            rnr_used: 0,
+            ack_deadline: None,
+            rnr_deadline: None,
+            recovering: false,
+            waiting_since: Instant::ZERO,
+            draining: false,
+        }
+    }
+
+    /// Begins with `psn`.
+    pub(crate) fn start(&mut self, psn: Psn, attr: SendAttr) {
+        self.attr = attr;
+        (self.next_psn, self.una, self.cursor_psn, self.sent_end) = (psn, psn, psn, psn);
+    }
+
+    /// Forgets everything but the queue.
+    pub(crate) fn reset(&mut self) {
+        self.start(Psn::ZERO, self.attr);
+        self.cursor = 0;
+        self.reads.clear();
+        self.since_ack_req = 0;
+        (self.retries_used, self.rnr_used) = (0, 0);
+        (self.ack_deadline, self.rnr_deadline) = (None, None);
+        (self.recovering, self.draining) = (false, false);
+    }
+
+    /// Nothing is in flight and nothing is awaited.
+    pub(super) fn stop(&mut self) {
+        self.cursor = 0;
+        self.reads.clear();
+        (self.ack_deadline, self.rnr_deadline) = (None, None);
+    }
+
+    /// Begins no further work requests (SQD), or begins them again.
+    pub(crate) fn set_draining(&mut self, on: bool) {
+        self.draining = on;
+    }
+
+    /// Whether everything begun is done.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.window().is_empty()
+    }
+
+    /// Next PSN to send and oldest unacknowledged one.
+    pub(crate) fn psns(&self) -> (Psn, Psn) {
+        (self.cursor_psn, self.una)
+    }
+
+    /// When it wants to be called though nothing arrives.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match (self.ack_deadline, self.rnr_deadline) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Writes the next request packet, if one may go.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        id: &Ident,
+        path: &Path,
+        cx: &mut Cx<'_>,
+        room: &mut TxRoom<'_>,
+    ) -> Result<Option<TxBurst>, SendFailure> {
+        if self.rnr_deadline.is_some_and(|t| cx.now < t) {
+            return Ok(None);
+        }
+        self.rnr_deadline = None;
+        let Some(plan) = self.plan(id, path, cx)? else { return Ok(None) };
+        let psn = self.cursor_psn;
+        let unacked_after = psn.plus(plan.psns).distance_from(self.una).unsigned_abs();
+        let ack_req = self.service == Service::Rc
+            && (plan.ends || self.since_ack_req + 1 >= ACK_EVERY || unacked_after >= MAX_UNACKED);
+        let packet = Packet {
+            solicited: plan.ends && plan.wqe.head.flags.solicited && takes_solicited(&plan.op),
+            ack_req,
+            ..Packet::new(
+                path.dest_qpn,
+                path.pkey,
+                psn,
+                Body::Request(Request { service: self.service, op: plan.op, payload: &[] }),
+            )
+        };
+        let (queue, mrs) = (&self.queue, &*cx.mrs);
+        let written = write_packet(room, &path.flow, &packet, plan.len, |out| {
+            queue.gather(mrs, id.pd, &plan.wqe, plan.offset, out)
+        });
+        match written {
+            Ok(burst) => {
+                self.sent(&plan, ack_req, cx);
+                Ok(Some(burst))
+            }
+            Err(EmitError::Payload(_)) => {
+                self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
+                self.fail_poisoned_head().map(|()| None)
+            }
+            Err(EmitError::NoRoom) => {
+                self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
+                self.fail_poisoned_head().map(|()| None)
+            }
+        }
+    }
+
+    /// A poisoned work request fails once it is the oldest.
+    pub(super) fn fail_poisoned_head(&self) -> Result<(), SendFailure> {
+        match self.queue.window().front() {
+            Some(Wqe { poisoned: Some((status, kind)), .. }) => {
+                Err(SendFailure { status: *status, kind: *kind, psn: self.una })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Decides what goes next; `None` when nothing may.
+    fn plan(&mut self, id: &Ident, path: &Path, cx: &mut Cx<'_>) -> Result<Option<Plan>, SendFailure> {
+        if self.cursor == self.queue.window().len() {
+            if self.draining {
+                return Ok(None);
+            }
+            let Some(wqe) = self.queue.pull(self.next_psn, path.mtu) else { return Ok(None) };
+            self.next_psn = wqe.end();
+            cx.counters.rdma_sends += 1;
+            let writes = wqe.head.operation.is_read_or_atomic();
+            if cx.mrs.check_sges(id.pd, self.queue.sges_of(&wqe), writes).is_err() {
+                self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
+            }
+        }
+        self.fail_poisoned_head()?;
+        let Some(wqe) = self.queue.window().get(self.cursor).copied() else { return Ok(None) };
+        if wqe.poisoned.is_some() || !self.may_begin(&wqe) {
+            return Ok(None);
+        }
+        let plan = self.packet_of(&wqe, path.mtu.bytes());
+        let unacked = self.cursor_psn.distance_from(self.una).unsigned_abs();
+        if self.service == Service::Rc && unacked > 0 && unacked + plan.psns > MAX_UNACKED {
+            return Ok(None);
+        }
+        Ok(Some(plan))
+    }
+
+    /// Fence and READ depth.
+    fn may_begin(&self, wqe: &Wqe) -> bool {
+        let fenced = wqe.head.flags.fence && self.cursor_psn == wqe.first && !self.reads.is_empty();
+        let full = wqe.head.operation.is_read_or_atomic() && self.reads.len() >= self.attr.max_rd_atomic.into();
+        !fenced && !full
+    }
+
+    /// The packet of `wqe` that begins at the cursor's PSN.
+    fn packet_of(&self, wqe: &Wqe, mtu: usize) -> Plan {
+        let index = self.cursor_psn.distance_from(wqe.first).unsigned_abs();
+        let offset = u64::from(index) * mtu as u64;
+        let left = u64::from(wqe.head.length).saturating_sub(offset);
+        let plan = |op, len, psns, ends| Plan { wqe: *wqe, op, offset, len, psns, ends };
+        match wqe.head.operation {
+            Operation::CompareSwap { remote, compare, swap } => {
+                let eth = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_add: swap, compare };
+                plan(RequestOp::CompareSwap(eth), 0, 1, true)
+            }
+            Operation::FetchAdd { remote, add } => {
+                let eth = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_add: add, compare: 0 };
+                plan(RequestOp::FetchAdd(eth), 0, 1, true)
+            }
+            Operation::Read(remote) => {
+                // Its end is always on the same grid, so that a repeat asks for the rest of what was asked for.
+                let psns = (MAX_READ_PSNS - index % MAX_READ_PSNS).min(wqe.packets - index);
+                let length = u32::try_from(left.min(u64::from(psns) * mtu as u64)).unwrap_or(u32::MAX);
+                let reth = Reth { addr: remote.addr.wrapping_add(offset), rkey: remote.rkey, length };
+                plan(RequestOp::Read(reth), 0, psns, true)
+            }
+            Operation::Send
+            | Operation::SendImm(_)
+            | Operation::SendInvalidate(_)
+            | Operation::Write(_)
+            | Operation::WriteImm(..) => {
+                let len = usize::try_from(left).unwrap_or(usize::MAX).min(mtu);
+                let place = match (index == 0, index + 1 == wqe.packets) {
+                    (true, true) => Place::Only,
+                    (true, false) => Place::First,
+                    (false, true) => Place::Last,
+                    (false, false) => Place::Middle,
+                };
+                plan(data_op(wqe, place), len, 1, place.ends())
+            }
+        }
+    }
+
+    /// Book-keeping after a packet was written.
+    fn sent(&mut self, plan: &Plan, ack_req: bool, cx: &mut Cx<'_>) {
+        let first = self.cursor_psn;
+        self.cursor_psn = first.plus(plan.psns);
+        if first.distance_from(self.sent_end) < 0 {
+            cx.counters.retransmitted_pkts += 1;
+        }
+        if self.cursor_psn.distance_from(self.sent_end) > 0 {
+            self.sent_end = self.cursor_psn;
+        }
+        if plan.wqe.head.operation.is_read_or_atomic() {
+            self.reads.push_back(self.cursor_psn);
+        }
+        if self.cursor_psn == plan.wqe.end() {
+            self.cursor += 1;
+        }
+        self.since_ack_req = if ack_req { 0 } else { self.since_ack_req + 1 };
+        if self.service == Service::Rc {
+            if first == self.una && self.retries_used == 0 && self.rnr_used == 0 {
+                self.waiting_since = cx.now;
+            }
+            if self.ack_deadline.is_none() {
+                self.ack_deadline = self.attr.timeout.duration().map(|d| cx.now + d);
+            }
+        }
+    }
+
+    /// Something was acknowledged: `una` moved. Budgets are whole again.
+    pub(super) fn progressed(&mut self, now: Instant) {
+        (self.retries_used, self.rnr_used, self.recovering) = (0, 0, false);
+        (self.waiting_since, self.rnr_deadline) = (now, None);
+        while self.reads.front().is_some_and(|end| end.distance_from(self.una) <= 0) {
+            self.reads.pop_front();
+        }
+        if self.cursor_psn.distance_from(self.una) < 0 {
+            // An answer to an earlier transmission made the repeat needless.
+            self.cursor = 0;
+            self.cursor_psn = self.una;
+        }
+        let waiting = self.cursor_psn != self.una;
+        self.ack_deadline = self.attr.timeout.duration().filter(|_| waiting).map(|d| now + d);
+    }
+
+    /// The oldest work request left the window.
+    pub(super) fn popped(&mut self) {
+        self.cursor = self.cursor.saturating_sub(1);
+    }
+
+    /// Sends again from the oldest unacknowledged PSN.
+    pub(super) fn go_back(&mut self) {
+        self.cursor = 0;
+        self.cursor_psn = self.una;
+        self.since_ack_req = 0;
+        self.ack_deadline = None;
+        self.reads.clear();
+    }
+
+    /// One transport retry: goes back, or fails when none is left.
+    pub(super) fn retry(&mut self, kind: FailureKind, cx: &mut Cx<'_>) -> Result<(), SendFailure> {
+        if self.retries_used >= self.attr.retry_count.get() {
+            cx.counters.retry_exceeded_err += 1;
+            return Err(SendFailure { status: WcStatus::RetryExceeded, kind, psn: self.una });
+        }
+        self.retries_used += 1;
+        cx.counters.completer_retry_err += 1;
+        self.recovering = true;
+        self.go_back();
+        Ok(())
+    }
+
+    /// Acts on timers that have run out.
+    pub(crate) fn handle_timeout(&mut self, cx: &mut Cx<'_>) -> Result<(), SendFailure> {
+        if self.rnr_deadline.is_some_and(|t| t <= cx.now) {
+            self.rnr_deadline = None;
+        }
+        if self.ack_deadline.is_some_and(|t| t <= cx.now) {
+            self.ack_deadline = None;
+            cx.counters.local_ack_timeout_err += 1;
+            return self.retry(FailureKind::NoAnswer, cx);
+        }
+        Ok(())
+    }
+}
+
+/// Operations that may raise a solicited event.
+fn takes_solicited(op: &RequestOp) -> bool {
+    match op {
+        RequestOp::Send(..) => true,
+        RequestOp::Write(part) => part.imm().is_some(),
+        RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => false,
+    }
+}
+
+/// The SEND or WRITE packet at `place`.
+fn data_op(wqe: &Wqe, place: Place) -> RequestOp {
+    let tail = |tail| RequestOp::Send(place, if place.ends() { tail } else { SendTail::None });
+    let (remote, imm) = match wqe.head.operation {
+        Operation::SendImm(imm) => return tail(SendTail::Imm(imm)),
+        Operation::SendInvalidate(rkey) => return tail(SendTail::Invalidate(rkey)),
+        Operation::Write(remote) => (remote, None),
+        Operation::WriteImm(remote, imm) => (remote, Some(imm)),
+        _ => return tail(SendTail::None),
+    };
+    let reth = Reth { addr: remote.addr, rkey: remote.rkey, length: wqe.head.length };
+    RequestOp::Write(match place {
+        Place::First => WritePart::First(reth),
+        Place::Middle => WritePart::Middle,
+        Place::Last => WritePart::Last(imm),
+        Place::Only => WritePart::Only(reth, imm),
+    })
+}

@@ -1,0 +1,359 @@
+//! The RC responder: requests in, answers out.
+//!
+//! Owns the expected PSN, the MSN and the answers. `on_request` reads like the specification: each check is a step, its
+//! refusal the NAK. Never sends by itself. Sources: IBTA Vol 1 9.7.3 to 9.7.5, paraphrased.
+
+use super::answers::{Answer, Answers, ReadAnswer};
+use super::assembly::{Assembly, Refusal};
+use super::cx::Cx;
+use super::emit::{EmitError, write_packet};
+use super::{Ident, Path};
+use crate::burst::{TxBurst, TxRoom};
+use crate::counters::DropReason;
+use crate::types::{Msn, Psn, PsnClass, RnrTimer};
+use crate::verbs::AccessFlags;
+use crate::wire::{Aeth, AtomicEth, Body, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome};
+
+/// The header bits of a request that the responder looks at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestBits {
+    pub(crate) psn: Psn,
+    pub(crate) ack_req: bool,
+    pub(crate) solicited: bool,
+}
+
+/// A request that was executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Accepted {
+    /// Executed, and yet the QP goes to ERR once the answers are out.
+    pub(crate) then_fail: bool,
+}
+
+/// The receive side of an RC QP.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    pub(crate) assembly: Assembly,
+    answers: Answers,
+    expected: Psn,
+    msn: Msn,
+    /// A NAK for the expected PSN is out: packets behind it are dropped in silence.
+    nak_sent: bool,
+    /// The last executed SEND or WRITE packet: the only PSN that a plain ACK may name. Never that of a READ or atomic,
+    /// which some requesters would take for its success.
+    ack_psn: Option<Psn>,
+    min_rnr: RnrTimer,
+}
+
+impl Responder {
+    pub(crate) fn new(assembly: Assembly) -> Self {
+        Self {
+            assembly,
+            answers: Answers::new(),
+            expected: Psn::ZERO,
+            msn: Msn::default(),
+            nak_sent: false,
+            ack_psn: None,
+            min_rnr: RnrTimer::DEFAULT,
+        }
+    }
+
+    pub(crate) fn start(&mut self, expected: Psn, depth: u8, min_rnr: RnrTimer) {
+        self.expected = expected;
+        self.min_rnr = min_rnr;
+        self.answers.set_depth(depth);
+    }
+
+    pub(crate) fn set_min_rnr(&mut self, timer: RnrTimer) {
+        self.min_rnr = timer;
+    }
+
+    pub(crate) fn set_depth(&mut self, depth: u8) {
+        self.answers.set_depth(depth);
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.assembly.abandon();
+        self.assembly.rq.discard();
+        self.answers.clear();
+        (self.expected, self.msn, self.nak_sent, self.ack_psn) = (Psn::ZERO, Msn::default(), false, None);
+    }
+
+    /// Nothing more is said.
+    pub(crate) fn silence(&mut self) {
+        self.answers.clear();
+    }
+
+    pub(crate) fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Checks and executes one request packet.
+    pub(crate) fn on_request(
+        &mut self,
+        bits: RequestBits,
+        request: &Request<'_>,
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> Result<Accepted, Refusal> {
+        self.check_psn(bits.psn, cx)?;
+        self.assembly.check_sequence(&request.op)?;
+        self.check_operation(&request.op)?;
+        self.assembly.check_receive(&request.op, cx)?;
+        self.assembly.check_length(request, id.mtu_bytes())?;
+        self.check_access(&request.op, id, cx)?;
+        self.execute(bits, request, id, cx)
+    }
+
+    fn check_psn(&mut self, psn: Psn, cx: &mut Cx<'_>) -> Result<(), Refusal> {
+        match psn.classify(self.expected) {
+            PsnClass::Expected => {
+                self.nak_sent = false;
+                Ok(())
+            }
+            PsnClass::Duplicate => Err(Refusal::Duplicate),
+            PsnClass::Ahead => {
+                cx.counters.out_of_seq_request += 1;
+                if self.nak_sent {
+                    return Err(Refusal::Drop(DropReason::AheadOfSequence));
+                }
+                Err(Refusal::Nak { code: NakCode::PsnSequenceError, local: None })
+            }
+        }
+    }
+
+    fn check_operation(&self, op: &RequestOp) -> Result<(), Refusal> {
+        self.assembly.check_operation(op)?;
+        let reads = matches!(op, RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_));
+        // More outstanding than was agreed, or any where none was.
+        if reads && self.answers.unanswered() >= self.answers.depth() {
+            return Err(Refusal::INVALID);
+        }
+        Ok(())
+    }
+
+    fn check_access(&self, op: &RequestOp, id: &Ident, cx: &Cx<'_>) -> Result<(), Refusal> {
+        let remote = |addr, rkey, len: u32, need| {
+            cx.mrs.remote(id.pd, rkey, addr, len.into(), need).map(|_| ()).map_err(|_| Refusal::ACCESS)
+        };
+        match op {
+            RequestOp::Send(..) => Ok(()),
+            RequestOp::Write(_) => self.assembly.check_write_access(op, id, cx),
+            RequestOp::Read(reth) if reth.length == 0 => Ok(()),
+            RequestOp::Read(reth) => remote(reth.addr, reth.rkey, reth.length, AccessFlags::REMOTE_READ),
+            RequestOp::CompareSwap(eth) | RequestOp::FetchAdd(eth) => {
+                remote(eth.addr, eth.rkey, 8, AccessFlags::REMOTE_ATOMIC)?;
+                if eth.addr % 8 == 0 { Ok(()) } else { Err(Refusal::INVALID) }
+            }
+        }
+    }
+
+    fn execute(
+        &mut self,
+        bits: RequestBits,
+        request: &Request<'_>,
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> Result<Accepted, Refusal> {
+        match &request.op {
+            RequestOp::Send(..) | RequestOp::Write(_) => self.execute_data(bits, request, id, cx),
+            RequestOp::Read(reth) => {
+                self.execute_read(bits.psn, reth, id.mtu_bytes());
+                cx.counters.rx_read_requests += 1;
+                cx.counters.rdma_recvs += 1;
+                Ok(Accepted::default())
+            }
+            RequestOp::CompareSwap(eth) => self.execute_atomic(bits.psn, eth, true, id, cx),
+            RequestOp::FetchAdd(eth) => self.execute_atomic(bits.psn, eth, false, id, cx),
+        }
+    }
+
+    fn execute_data(
+        &mut self,
+        bits: RequestBits,
+        request: &Request<'_>,
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> Result<Accepted, Refusal> {
+        let done = self.assembly.execute(request, bits.solicited, id, cx)?;
+        self.expected = bits.psn.next();
+        self.ack_psn = Some(bits.psn);
+        if done.message_done {
+            self.msn = self.msn.next();
+            cx.counters.rdma_recvs += 1;
+        }
+        if (bits.ack_req || done.invalidate_failed) && self.answers.ack(bits.psn, self.msn) {
+            cx.counters.ack_deferred += 1;
+        }
+        Ok(Accepted { then_fail: done.invalidate_failed })
+    }
+
+    fn execute_read(&mut self, psn: Psn, reth: &Reth, mtu: usize) {
+        let mtu = u32::try_from(mtu).unwrap_or(u32::MAX);
+        let packets = if reth.length == 0 { 1 } else { reth.length.div_ceil(mtu) };
+        self.msn = self.msn.next();
+        self.expected = psn.plus(packets);
+        self.answers.read(ReadAnswer {
+            first: psn,
+            next: psn,
+            packets,
+            addr: reth.addr,
+            rkey: reth.rkey,
+            length: reth.length,
+            msn: self.msn,
+        });
+    }
+
+    fn execute_atomic(
+        &mut self,
+        psn: Psn,
+        eth: &AtomicEth,
+        compare: bool,
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> Result<Accepted, Refusal> {
+        let need = AccessFlags::REMOTE_ATOMIC;
+        let span = cx.mrs.remote(id.pd, eth.rkey, eth.addr, 8, need).map_err(|_| Refusal::ACCESS)?;
+        let before = if compare { span.compare_swap(eth.compare, eth.swap_add) } else { span.fetch_add(eth.swap_add) };
+        // Aligned on the wire and yet not in this process: a region registered at an odd wire address.
+        let before = before.ok_or(Refusal::OPERATIONAL)?;
+        self.msn = self.msn.next();
+        self.expected = psn.next();
+        self.answers.atomic(psn, self.msn, before);
+        cx.counters.rx_atomic_requests += 1;
+        cx.counters.rdma_recvs += 1;
+        Ok(Accepted::default())
+    }
+
+    /// Says what a refusal has to say. Returns whether the QP fails by it.
+    pub(crate) fn refuse(
+        &mut self,
+        refusal: Refusal,
+        bits: RequestBits,
+        request: &Request<'_>,
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> bool {
+        match refusal {
+            Refusal::Drop(reason) => cx.counters.count_drop(reason),
+            Refusal::Duplicate => self.on_duplicate(bits.psn, request, id, cx),
+            Refusal::Rnr => {
+                cx.counters.send_rnr_err += 1;
+                self.nak_sent = true;
+                self.answers.nak(self.expected, Syndrome::RnrNak(self.min_rnr), self.msn);
+            }
+            Refusal::Nak { code, .. } => {
+                // Until the expected packet arrives, one NAK is enough.
+                self.nak_sent = true;
+                self.answers.nak(self.expected, Syndrome::Nak(code), self.msn);
+                match code {
+                    NakCode::PsnSequenceError => {
+                        cx.counters.sent_seq_err += 1;
+                        return false;
+                    }
+                    NakCode::InvalidRequest | NakCode::InvalidRdRequest => cx.counters.sent_invalid_err += 1,
+                    NakCode::RemoteAccessError => cx.counters.sent_access_err += 1,
+                    NakCode::RemoteOperationalError => cx.counters.sent_operational_err += 1,
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// A repeat: never executed again, answered from memory.
+    fn on_duplicate(&mut self, psn: Psn, request: &Request<'_>, id: &Ident, cx: &mut Cx<'_>) {
+        cx.counters.duplicate_request += 1;
+        let remembered = match &request.op {
+            RequestOp::Send(..) | RequestOp::Write(_) => self.ack_psn.is_some_and(|last| {
+                self.answers.ack(last, self.msn);
+                true
+            }),
+            RequestOp::Read(reth) => self.answers.repeat_read(psn, reth.addr, reth.rkey, reth.length, id.mtu_bytes()),
+            RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => self.answers.repeat_atomic(psn),
+        };
+        if !remembered {
+            cx.counters.count_drop(DropReason::ForgottenDuplicate);
+        }
+    }
+
+    /// Whether an answer waits.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Writes the next answer packet. The flag says that the QP fails: a region of an announced READ is gone.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        id: &Ident,
+        path: &Path,
+        cx: &mut Cx<'_>,
+        room: &mut TxRoom<'_>,
+    ) -> (Option<TxBurst>, bool) {
+        let mut failed = false;
+        // Twice: a READ that fails is replaced by its NAK, which is written at once.
+        for _ in 0..2 {
+            let Some(answer) = self.answers.front() else { return (None, failed) };
+            match write_answer(&answer, id, path, cx, room) {
+                Ok(burst) => {
+                    self.answers.sent_one();
+                    return (Some(burst), failed);
+                }
+                Err(psn) => {
+                    failed = true;
+                    cx.counters.sent_access_err += 1;
+                    self.answers.abort(psn, Syndrome::Nak(NakCode::RemoteAccessError), self.msn);
+                }
+            }
+        }
+        (None, failed)
+    }
+}
+
+/// Writes one packet of `answer`; fails with its PSN when its data cannot be read any more.
+fn write_answer(
+    answer: &Answer,
+    id: &Ident,
+    path: &Path,
+    cx: &mut Cx<'_>,
+    room: &mut TxRoom<'_>,
+) -> Result<TxBurst, Psn> {
+    let (psn, op, data) = match answer {
+        Answer::Acknowledge(psn, aeth) => (*psn, ResponseOp::Acknowledge(*aeth), None),
+        Answer::Atomic(psn, msn, original) => {
+            (*psn, ResponseOp::AtomicAcknowledge(Aeth { syndrome: Syndrome::ACK, msn: *msn }, *original), None)
+        }
+        Answer::Read(read) => {
+            let (op, offset, len) = read_packet(read, id.mtu_bytes());
+            (read.next, op, Some((read, offset, len)))
+        }
+    };
+    let len = data.map_or(0, |(_, _, len)| len);
+    let body = Body::Response(Response { op, payload: &[] });
+    let packet = Packet::new(path.dest_qpn, path.pkey, psn, body);
+    let mrs = &*cx.mrs;
+    let written = write_packet(room, &path.flow, &packet, len, |out| match data {
+        Some((read, offset, len)) if len > 0 => mrs
+            .remote(id.pd, read.rkey, read.addr.wrapping_add(offset), len as u64, AccessFlags::REMOTE_READ)
+            .and_then(|span| span.read(out)),
+        _ => Ok(()),
+    });
+    written.map_err(|e| match e {
+        EmitError::NoRoom | EmitError::Payload(_) => psn,
+    })
+}
+
+/// The packet of a READ answer that comes next: its kind, where its data begins, and its bytes.
+fn read_packet(read: &ReadAnswer, mtu: usize) -> (ResponseOp, u64, usize) {
+    let index = read.next.distance_from(read.first).unsigned_abs();
+    let offset = u64::from(index) * mtu as u64;
+    let left = u64::from(read.length).saturating_sub(offset);
+    let len = usize::try_from(left).unwrap_or(usize::MAX).min(mtu);
+    let aeth = Aeth { syndrome: Syndrome::ACK, msn: read.msn };
+    let op = match (index == 0, index + 1 == read.packets) {
+        (true, true) => ResponseOp::ReadOnly(aeth),
+        (true, false) => ResponseOp::ReadFirst(aeth),
+        (false, true) => ResponseOp::ReadLast(aeth),
+        (false, false) => ResponseOp::ReadMiddle,
+    };
+    (op, offset, len)
+}
