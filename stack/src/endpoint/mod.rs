@@ -271,7 +271,7 @@ impl Endpoint {
             .map(|(h, _)| h)
             .collect();
         for handle in users {
-            self.with_qp(handle, |qp, cx| qp.cq_overran(cx));
+            self.with_qp(handle, Qp::cq_overran);
             self.wake(handle);
         }
     }
@@ -297,7 +297,7 @@ impl Endpoint {
         while let Some(handle) = self.timers.pop_due(now) {
             if let Some(slot) = self.qps.get_mut(handle) {
                 slot.armed = None;
-                self.with_qp(handle, |qp, cx| qp.handle_timeout(cx));
+                self.with_qp(handle, Qp::handle_timeout);
                 self.wake(handle);
             }
         }

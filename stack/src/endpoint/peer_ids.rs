@@ -48,7 +48,7 @@ impl PeerIds {
             Some(peer) if peer.addr == addr => {
                 let ahead = id.wrapping_sub(peer.last);
                 // A little behind is a reordered packet.
-                let near = ahead < WINDOW || ahead > u16::MAX - WINDOW / 4;
+                let near = !(WINDOW..=u16::MAX - WINDOW / 4).contains(&ahead);
                 if !near && peer.misses < MAX_MISSES {
                     peer.misses += 1;
                     return false;

@@ -42,7 +42,7 @@ fn list_error(error: PostError) -> PostListError {
 
 impl Endpoint {
     fn check_pd(&self, pd: PdHandle) -> Result<(), VerbsError> {
-        self.pds.get(pd).map(|()| ()).ok_or(VerbsError::InvalidHandle)
+        self.pds.get(pd).copied().ok_or(VerbsError::InvalidHandle)
     }
 
     /// The number of a new QP: the one asked for, 1 for QP1, else a random one that is free.

@@ -415,7 +415,7 @@ impl Qp {
     fn fail_receive(&mut self, kind: FailureKind, local: Option<WcStatus>, packet: &Packet<'_>, cx: &mut Cx<'_>) {
         let status = local.unwrap_or(WcStatus::RemoteInvalidRequest);
         let detail = ErrorDetail { kind, status, psn: packet.psn, tries: 0, elapsed: Duration::ZERO };
-        self.to_error(detail, local.map(|s| (s, kind)), true, cx);
+        self.enter_error(detail, local.map(|s| (s, kind)), true, cx);
     }
 
     fn handle_response(
@@ -458,7 +458,7 @@ impl Qp {
             if failed {
                 cx.events.push(AsyncEvent::QpAccessError(self.id.handle));
                 let (kind, status) = (FailureKind::RefusedPeer, WcStatus::LocalAccess);
-                self.to_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
+                self.enter_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
             }
             return burst;
         }
@@ -532,7 +532,7 @@ impl Qp {
             Sender::Datagram(d) => d.fail(failure, &self.id, cx),
         }
         if self.id.qp_type == QpType::Rc {
-            self.to_error(detail, None, false, cx);
+            self.enter_error(detail, None, false, cx);
         } else {
             self.last_error.get_or_insert(detail);
             self.set_state(QpState::Sqe);
@@ -540,7 +540,7 @@ impl Qp {
     }
 
     /// Goes to ERR: everything posted is flushed. `speak` keeps the answers that are queued, a NAK among them.
-    pub(crate) fn to_error(
+    pub(crate) fn enter_error(
         &mut self,
         detail: ErrorDetail,
         held: Option<(WcStatus, FailureKind)>,
@@ -568,7 +568,7 @@ impl Qp {
         cx.events.push(AsyncEvent::QpFatal(self.id.handle));
         let (kind, status) = (FailureKind::CqOverrun, WcStatus::General);
         let psn = self.info().queues.unacked_psn;
-        self.to_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
+        self.enter_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
     }
 
     fn set_state(&mut self, state: QpState) {
