@@ -1,2 +1,54 @@
-//! The `uroce` command.
-fn main() {}
+//! The `uroce` command: a RoCEv2 endpoint for the shell.
+//!
+//! Owns the command line. Each subcommand has a file of its own.
+
+mod dump;
+mod exit;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::exit::Failure;
+use crate::report::Output;
+
+/// RDMA over Converged Ethernet (RoCEv2) without RDMA hardware: a RoCEv2 endpoint in user space.
+///
+/// Exit codes: 0 it worked, 1 it did not, 2 wrong usage, 3 a limit that you set was missed, 4 this machine lacks
+/// something that is needed (the message says what, and how to get it).
+#[derive(Parser)]
+#[command(name = "uroce", version, propagate_version = true)]
+struct Cli {
+    /// Print one JSON document instead of text (with a `schema` number)
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show RoCEv2 packets of a capture file or an interface, and what became of each stream
+    Dump(dump::DumpArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut out = Output::new(cli.json);
+    match run(&cli.command, &mut out).and_then(|()| out.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // What was printed before the failure belongs before the complaint.
+            let _ = out.flush();
+            report::complain(&failure);
+            ExitCode::from(&failure)
+        }
+    }
+}
+
+fn run(command: &Command, out: &mut Output) -> Result<(), Failure> {
+    match command {
+        Command::Dump(args) => dump::run(args, out),
+    }
+}

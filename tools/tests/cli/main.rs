@@ -1,0 +1,6 @@
+//! The real binary, as a shell sees it: output, exit codes, files.
+
+mod common;
+
+mod dump;
+mod usage;
