@@ -1,3 +1,4 @@
 //! Integration tests.
 
+mod corner_cases;
 mod rc;

@@ -255,12 +255,17 @@ impl Pair {
 
     /// Hands a packet to `side`, as if its peer had sent it.
     pub fn deliver(&mut self, side: Side, segment: &[u8]) {
-        let (src, dst) = (self.node(side.other()).address, self.node(side).address);
-        let (now, src_port) = (self.now, self.port_of(side.other()));
-        let flow = Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0, vlan: None };
+        let (now, flow) = (self.now, self.flow_from(side.other()));
         let ids = RxIds::Known(IpFields { id: 0, flags_fragment: 0x4000 });
         let burst = RxBurst { flow, bytes: segment, segment: segment.len().max(1), ids, at: now };
         self.node(side).endpoint.handle_burst(now, burst);
+    }
+
+    /// The flow of what `side` sends to its peer.
+    pub fn flow_from(&mut self, side: Side) -> Flow {
+        let (src, dst) = (self.node(side).address, self.node(side.other()).address);
+        let src_port = self.port_of(side);
+        Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0, vlan: None }
     }
 
     fn port_of(&mut self, side: Side) -> u16 {
