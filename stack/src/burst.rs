@@ -53,6 +53,13 @@ impl IdRule {
     }
 }
 
+/// The UDP source port of a flow whose formula gives `wanted`, on a device that can send from `ports` (empty: any).
+#[must_use]
+pub fn choose_source_port(ports: &[u16], wanted: u16) -> u16 {
+    let at = usize::from(wanted).checked_rem(ports.len());
+    at.and_then(|at| ports.get(at)).copied().unwrap_or(wanted)
+}
+
 /// A free slot of a device.
 #[derive(Debug)]
 pub struct TxRoom<'a> {
@@ -110,5 +117,18 @@ impl RxBurst<'_> {
     #[must_use]
     pub const fn congestion_experienced(&self) -> bool {
         self.flow.traffic_class & 3 == 3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_takes_a_port_that_the_device_has() {
+        assert_eq!(choose_source_port(&[], 50208), 50208);
+        assert_eq!(choose_source_port(&[4791], 50208), 4791);
+        assert_eq!(choose_source_port(&[7, 8, 9], 50208), 7);
+        assert_eq!(choose_source_port(&[7, 8, 9], 50209), 8);
     }
 }

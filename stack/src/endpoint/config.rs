@@ -23,6 +23,8 @@ pub struct EndpointConfig {
     pub mac: Option<MacAddr>,
     /// QPs at most.
     pub max_qp: usize,
+    /// UDP source ports that the device can send from; empty: any.
+    pub source_ports: Vec<u16>,
 }
 
 impl EndpointConfig {
@@ -37,6 +39,7 @@ impl EndpointConfig {
             iova: IovaPolicy::Host,
             mac: None,
             max_qp: 65_536,
+            source_ports: Vec::new(),
         }
     }
 }

@@ -241,6 +241,7 @@ impl Endpoint {
             cqs: &mut self.cqs,
             srqs: &mut self.srqs,
             ahs: &self.ahs,
+            source_ports: &self.config.source_ports,
             events: &mut self.events,
             counters: &mut self.counters,
             overrun: None,

@@ -36,6 +36,8 @@ pub struct Cx<'a> {
     pub srqs: &'a mut SrqTable,
     /// Address handles.
     pub ahs: &'a AhTable,
+    /// UDP source ports that the device can send from; empty: any.
+    pub source_ports: &'a [u16],
     /// Asynchronous events.
     pub events: &'a mut EventQueue,
     /// Counters of the endpoint.

@@ -9,6 +9,7 @@ use super::answers::MAX_RD_ATOMIC;
 use super::cx::Cx;
 use super::requester::SendAttr;
 use super::{Path, Qp, Receiver, Sender};
+use crate::burst::choose_source_port;
 use crate::time::Duration;
 use crate::types::{AckTimeout, Gid, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use crate::verbs::{
@@ -103,7 +104,7 @@ impl Qp {
         let mut fields = self.fields;
         fields.apply(attr);
         let path = match fields.av {
-            Some(av) if attr.av.is_some() => Some(self.path_for(&fields, &av, limits)?),
+            Some(av) if attr.av.is_some() => Some(self.path_for(&fields, &av, limits, cx.source_ports)?),
             _ => self.path,
         };
         self.fields = fields;
@@ -129,10 +130,16 @@ impl Qp {
         Ok(())
     }
 
-    fn path_for(&self, fields: &QpFields, av: &AddressVector, limits: &ModifyLimits<'_>) -> Result<Path, ModifyError> {
+    fn path_for(
+        &self,
+        fields: &QpFields,
+        av: &AddressVector,
+        limits: &ModifyLimits<'_>,
+        ports: &[u16],
+    ) -> Result<Path, ModifyError> {
         let flow = flow_for(av, limits.gids).ok_or(ModifyError::OutOfRange { attr: Attr::Av })?;
         let dest_qpn = fields.dest_qpn.unwrap_or_default();
-        let formula = || wire::udp_source_port(av.flow_label, self.id.qpn, dest_qpn);
+        let formula = || choose_source_port(ports, wire::udp_source_port(av.flow_label, self.id.qpn, dest_qpn));
         let src_port = av.udp_source_port.unwrap_or_else(formula);
         let mtu = fields.path_mtu.unwrap_or(PathMtu::B256);
         Ok(Path { flow: Flow { src_port, ..flow }, dest_qpn, pkey: PKey::DEFAULT, mtu })

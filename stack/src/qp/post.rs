@@ -4,7 +4,7 @@
 //! looks at keys: those are checked when the work request is executed, as on hardware.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering, fence};
 
 use crate::ring::WqeProducer;
 use crate::srq::RecvProducer;
@@ -39,6 +39,8 @@ impl QpShared {
     pub(crate) fn publish(&self, state: QpState, max_rd_atomic: u8) {
         self.max_rd_atomic.store(max_rd_atomic, Ordering::Release);
         self.state.store(state as u8, Ordering::Release);
+        // Pairs with the fence in `Poster::flushes`: a post either sees ERR, or is seen by the flush that follows.
+        fence(Ordering::SeqCst);
     }
 
     fn state(&self) -> QpState {
@@ -134,6 +136,13 @@ impl Poster {
             posted.map_err(|error| PostListError { index, error })?;
         }
         Ok(())
+    }
+
+    /// Whether what is posted now is flushed: the QP is in ERR.
+    #[must_use]
+    pub fn flushes(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.shared.state() == QpState::Err
     }
 
     /// Send work requests posted and not completed.

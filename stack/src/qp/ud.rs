@@ -10,7 +10,7 @@ use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
 use super::requester::SendFailure;
 use super::send_queue::{SendQueue, Wqe};
-use crate::burst::{TxBurst, TxRoom};
+use crate::burst::{TxBurst, TxRoom, choose_source_port};
 use crate::counters::DropReason;
 use crate::types::{Imm, PKey, PathMtu, Psn, QKey};
 use crate::verbs::{FailureKind, Operation, WcData, WcOpcode, WcStatus, WorkCompletion};
@@ -57,7 +57,8 @@ impl DatagramSender {
         let Some(ah) = cx.ahs.get(destination.ah).filter(|ah| ah.pd == id.pd).copied() else {
             return Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable));
         };
-        let src_port = ah.source_port.unwrap_or_else(|| wire::datagram_source_port(id.qpn));
+        let formula = || choose_source_port(cx.source_ports, wire::datagram_source_port(id.qpn));
+        let src_port = ah.source_port.unwrap_or_else(formula);
         let flow = Flow { src_port, ..ah.flow };
         let imm = match wqe.head.operation {
             Operation::SendImm(imm) => Some(imm),
