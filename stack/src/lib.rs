@@ -33,3 +33,7 @@ pub mod device;
 pub mod endpoint;
 
 // 5 drivers
+pub mod engine;
+
+// 6 drivers over a driver
+pub mod host;

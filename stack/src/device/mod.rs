@@ -7,9 +7,9 @@ pub mod impair;
 mod intercept;
 pub mod loopback;
 pub mod pcap;
-mod sys;
+pub(crate) mod sys;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod udp;
 
 use core::net::IpAddr;
@@ -59,7 +59,8 @@ pub trait Device: Send {
     fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError>;
 
     /// Lets `source` fill free slots until it returns `None`, the budget is spent or there is no slot; returns how many
-    /// bursts were taken. What was taken is sent before the call returns, or counted as lost.
+    /// bursts were taken. What was taken is sent before the call returns, kept and sent first by the next call, or
+    /// counted as lost.
     ///
     /// # Errors
     /// [`DeviceError`].

@@ -1,13 +1,21 @@
 //! What the tests of the devices share: packets, a plain inner device, ways to drive a device.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::{Device, DeviceCapabilities, DeviceError, IcrcMode, RxSink, TxSource};
 use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::PathMtu;
 use crate::wire::{self, Flow, IpFields};
+
+/// A loopback address that no other test, in this process or another, uses.
+pub(crate) fn loopback_address() -> IpAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [.., a, b] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, a | 0x80, b, NEXT.fetch_add(1, Ordering::Relaxed)).into()
+}
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

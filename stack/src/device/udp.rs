@@ -397,19 +397,12 @@ impl Carrier {
 mod tests {
     use core::net::{Ipv4Addr, Ipv6Addr};
     use std::net::UdpSocket;
-    use std::sync::atomic::{AtomicU8, Ordering};
 
     use super::*;
+    use crate::device::testing::loopback_address as address;
 
     const T0: Instant = Instant::ZERO;
     const SECOND: Option<Duration> = Some(Duration::from_secs(1));
-
-    /// A loopback address that no other test, in this process or another, uses.
-    fn address() -> IpAddr {
-        static NEXT: AtomicU8 = AtomicU8::new(1);
-        let [.., a, b] = std::process::id().to_be_bytes();
-        Ipv4Addr::new(127, a | 0x80, b, NEXT.fetch_add(1, Ordering::Relaxed)).into()
-    }
 
     fn device() -> UdpDevice {
         UdpDevice::open(address()).unwrap()

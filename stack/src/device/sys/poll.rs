@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, FromRawFd as _, OwnedFd, RawFd};
 
 use crate::time::Duration;
 
@@ -51,10 +51,8 @@ pub(crate) fn wait(watch: &[Watch], timeout: Option<Duration>) -> io::Result<usi
 
 /// A counter in the system that a thread can sleep on: readable from [`EventFd::set`] until [`EventFd::clear`].
 #[derive(Debug)]
-#[allow(dead_code)] // For the shared host.
 pub(crate) struct EventFd(File);
 
-#[allow(dead_code)] // For the shared host.
 impl EventFd {
     /// A cleared one.
     ///
@@ -68,6 +66,14 @@ impl EventFd {
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
         Ok(Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Another descriptor of the same counter, for somebody else to own.
+    ///
+    /// # Errors
+    /// The system's answer (too many descriptors).
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.0.as_fd().try_clone_to_owned()
     }
 
     /// Makes it readable.

@@ -1,0 +1,417 @@
+//! The engine: one thread that moves frames between a device and an endpoint.
+//!
+//! Owns a device, an endpoint and a clock, and the order of a round: receive, timers, transmit. Reads the clock once a
+//! round and hands the time down. Never decides what a packet means, and knows no other thread: `host` does.
+
+use crate::device::{Device, DeviceError};
+use crate::endpoint::{Endpoint, EndpointConfig};
+use crate::time::{Clock, Duration, Instant};
+
+/// Bursts received in one round, before anything is sent: what waits is acknowledged in one go, yet a flood cannot keep
+/// timers and transmission from their turn.
+pub const RX_BUDGET: usize = 64;
+/// Bursts sent in one round, before the next look at what arrived: acknowledgements of a long message are read while it
+/// is still going out.
+pub const TX_BUDGET: usize = 64;
+
+/// The system's monotonic clock, counted from when it was made.
+#[derive(Clone, Copy, Debug)]
+pub struct MonotonicClock {
+    origin: std::time::Instant,
+}
+
+impl MonotonicClock {
+    /// A clock that starts now.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { origin: std::time::Instant::now() }
+    }
+}
+
+impl Default for MonotonicClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for MonotonicClock {
+    fn now(&self) -> Instant {
+        Instant::ZERO + self.origin.elapsed()
+    }
+}
+
+/// A seed for an endpoint from the system's generator: QPNs, PSNs and keys cannot be guessed.
+///
+/// # Errors
+/// The system has no generator.
+pub fn system_seed() -> std::io::Result<[u8; 32]> {
+    let mut seed = [0; 32];
+    getrandom::fill(&mut seed).map_err(|e| {
+        let unknown = || std::io::ErrorKind::Unsupported.into();
+        e.raw_os_error().map_or_else(unknown, std::io::Error::from_raw_os_error)
+    })?;
+    Ok(seed)
+}
+
+/// What one round did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Round {
+    /// When it began.
+    pub(crate) at: Instant,
+    received: usize,
+    sent: usize,
+}
+
+impl Round {
+    /// Bursts moved.
+    pub(crate) const fn moved(self) -> usize {
+        self.received + self.sent
+    }
+
+    /// Whether the round ended with more to do at once.
+    pub(crate) const fn cut_short(self) -> bool {
+        self.received >= RX_BUDGET || self.sent >= TX_BUDGET
+    }
+}
+
+/// A device and an endpoint, driven by whoever calls.
+pub struct Engine<D, C = MonotonicClock> {
+    device: D,
+    endpoint: Endpoint,
+    clock: C,
+}
+
+/// The configuration of an endpoint that suits `device`.
+#[must_use]
+pub fn endpoint_config(device: &impl Device) -> EndpointConfig {
+    let c = device.capabilities();
+    EndpointConfig {
+        icrc: c.icrc,
+        mac: c.mac,
+        source_ports: device.source_ports().to_vec(),
+        ..EndpointConfig::new(c.addresses.clone(), c.path_mtu)
+    }
+}
+
+impl<D: Device> Engine<D> {
+    /// An engine with a new endpoint that suits `device`, seeded by the system, on the system's clock.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn open(device: D) -> std::io::Result<Self> {
+        let endpoint = Endpoint::new(endpoint_config(&device), system_seed()?);
+        Ok(Self::new(device, endpoint))
+    }
+
+    /// An engine on the system's clock.
+    #[must_use]
+    pub fn new(device: D, endpoint: Endpoint) -> Self {
+        Self::with_clock(device, endpoint, MonotonicClock::new())
+    }
+}
+
+impl<D: Device, C: Clock> Engine<D, C> {
+    /// An engine on `clock`.
+    #[must_use]
+    pub fn with_clock(device: D, endpoint: Endpoint, clock: C) -> Self {
+        Self { device, endpoint, clock }
+    }
+
+    /// One round: receives what waits, runs timers that are due, sends what is ready, each within its budget. Returns
+    /// how many bursts moved; 0 says that there was nothing to do.
+    ///
+    /// # Errors
+    /// [`DeviceError`]: the device is broken.
+    pub fn poll(&mut self) -> Result<usize, DeviceError> {
+        self.round().map(Round::moved)
+    }
+
+    pub(crate) fn round(&mut self) -> Result<Round, DeviceError> {
+        let now = self.clock.now();
+        let endpoint = &mut self.endpoint;
+        let received = self.device.receive(now, RX_BUDGET, &mut |burst| endpoint.handle_burst(now, burst))?;
+        if endpoint.poll_timeout().is_some_and(|due| due <= now) {
+            endpoint.handle_timeout(now);
+        }
+        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
+        Ok(Round { at: now, received, sent })
+    }
+
+    /// When a round is due though nothing arrives.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        [self.endpoint.poll_timeout(), self.device.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// Sleeps until the device has something, a timer is due or `max` passes (`None`: for ever). Call it only after
+    /// [`Engine::poll`] returned 0.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn wait(&mut self, max: Option<Duration>) -> Result<(), DeviceError> {
+        let timer = self.poll_timeout().map(|due| due.saturating_since(self.clock.now()));
+        let timeout = [timer, max].into_iter().flatten().min();
+        if timeout == Some(Duration::ZERO) {
+            return Ok(());
+        }
+        self.device.wait(timeout)
+    }
+
+    /// Runs until `deadline`, sleeping while nothing is due.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn run_until(&mut self, deadline: Instant) -> Result<(), DeviceError> {
+        self.run_until_some(deadline, |_| None::<()>).map(|_| ())
+    }
+
+    /// Runs until `ready`, asked after every round, has an answer, or `deadline` passes (`None`).
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn run_until_some<T>(
+        &mut self,
+        deadline: Instant,
+        mut ready: impl FnMut(&mut Endpoint) -> Option<T>,
+    ) -> Result<Option<T>, DeviceError> {
+        loop {
+            let moved = self.poll()?;
+            if let Some(answer) = ready(&mut self.endpoint) {
+                return Ok(Some(answer));
+            }
+            let left = deadline.saturating_since(self.clock.now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            // `ready` may have posted, so it takes one more round to know that nothing is due.
+            if moved == 0 && self.poll()? == 0 {
+                self.wait(Some(left))?;
+            }
+        }
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// The clock.
+    #[must_use]
+    pub const fn clock(&self) -> &C {
+        &self.clock
+    }
+
+    /// The endpoint.
+    #[must_use]
+    pub const fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The endpoint, for verbs. What is posted is sent by the next [`Engine::poll`].
+    pub const fn endpoint_mut(&mut self) -> &mut Endpoint {
+        &mut self.endpoint
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The device, e.g. to change the rules of a fault injector.
+    pub const fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// Takes the engine apart.
+    #[must_use]
+    pub fn into_parts(self) -> (D, Endpoint, C) {
+        (self.device, self.endpoint, self.clock)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! One side of a connection, for the tests of the drivers.
+
+    use super::*;
+    use crate::device::testing::loopback_address;
+    use crate::device::udp::UdpDevice;
+    use crate::raw::Region;
+    use crate::types::{Gid, PathMtu, Psn, Qpn, RnrTimer};
+    use crate::verbs::{
+        AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle,
+        QpInit, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcStatus,
+        WorkCompletion,
+    };
+
+    pub(crate) fn engine() -> Engine<UdpDevice> {
+        Engine::open(UdpDevice::open(loopback_address()).unwrap()).unwrap()
+    }
+
+    #[derive(Clone)]
+    pub(crate) struct Side {
+        pub(crate) gid: Gid,
+        pub(crate) cq: CqHandle,
+        pub(crate) qp: QpHandle,
+        pub(crate) qpn: Qpn,
+        pub(crate) mr: MemoryRegion,
+        pub(crate) region: Region,
+    }
+
+    impl Side {
+        pub(crate) fn new(verbs: &mut dyn Verbs, len: usize) -> Self {
+            let pd = verbs.alloc_pd().unwrap();
+            let cq = verbs.create_cq(256).unwrap();
+            let caps = QpCapabilities::default();
+            let init = QpInit {
+                pd,
+                qp_type: QpType::Rc,
+                send_cq: cq,
+                recv_cq: cq,
+                srq: None,
+                caps,
+                signal_all: false,
+                qpn: None,
+            };
+            let qp = verbs.create_qp(init).unwrap();
+            let region = Region::alloc(len).unwrap();
+            let mr = verbs.register(pd, &region, AccessFlags::ALL, None).unwrap();
+            let qpn = verbs.query_qp(qp).unwrap().qpn;
+            Self { gid: verbs.query_gids()[0].gid, cq, qp, qpn, mr, region }
+        }
+
+        pub(crate) fn connect(&self, verbs: &mut dyn Verbs, peer: &Self) {
+            let rtr = RtrAttr {
+                av: AddressVector::new(peer.gid, 0),
+                path_mtu: PathMtu::B1024,
+                dest_qpn: peer.qpn,
+                rq_psn: Psn::ZERO,
+                max_dest_rd_atomic: 4,
+                min_rnr_timer: RnrTimer::DEFAULT,
+            };
+            verbs.modify_qp(self.qp, QpTransition::Init(InitAttr::connected(AccessFlags::ALL)).into()).unwrap();
+            verbs.modify_qp(self.qp, QpTransition::Rtr(rtr).into()).unwrap();
+            verbs.modify_qp(self.qp, QpTransition::Rts(RtsAttr::usual(Psn::ZERO)).into()).unwrap();
+        }
+
+        pub(crate) fn sge(&self) -> [Sge; 1] {
+            let length = u32::try_from(self.mr.len).unwrap();
+            [Sge { addr: self.mr.iova, length, lkey: self.mr.lkey }]
+        }
+
+        pub(crate) fn remote(&self) -> Remote {
+            Remote { addr: self.mr.iova, rkey: self.mr.rkey }
+        }
+
+        pub(crate) fn post_recv(&self, verbs: &mut dyn Verbs, wr_id: u64) {
+            verbs.post_recv(self.qp, &[RecvWr { wr_id, sges: &self.sge() }]).unwrap();
+        }
+
+        pub(crate) fn post(&self, verbs: &mut dyn Verbs, wr_id: u64, operation: Operation) {
+            let sges = self.sge();
+            let flags = SendFlags::SIGNALED;
+            let wr = SendWr { wr_id, operation, payload: Payload::Sges(&sges), flags, destination: None };
+            verbs.post_send(self.qp, &[wr]).unwrap();
+        }
+
+        /// The next completion, which must be a success; `None` when there is none.
+        pub(crate) fn completed(&self, verbs: &mut dyn Verbs) -> Option<WorkCompletion> {
+            let mut out = [blank(self.qp)];
+            let n = verbs.poll_cq(self.cq, &mut out).unwrap();
+            assert!(n == 0 || out[0].status == WcStatus::Success, "{out:?}");
+            (n == 1).then_some(out[0])
+        }
+    }
+
+    /// Room for a completion.
+    pub(crate) fn blank(qp: QpHandle) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: 0,
+            status: WcStatus::General,
+            opcode: crate::verbs::WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            data: crate::verbs::WcData::None,
+            qp,
+            qp_num: Qpn::from_wire(0),
+            src_qp: Qpn::from_wire(0),
+            grh: false,
+            solicited: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{Side, engine};
+    use super::*;
+    use crate::verbs::{Operation, WcOpcode};
+
+    const LEN: usize = 300_000;
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_send_and_a_write_cross_two_sockets_in_one_thread() {
+        let (mut a, mut b) = (engine(), engine());
+        let (left, right) = (Side::new(a.endpoint_mut(), LEN), Side::new(b.endpoint_mut(), LEN));
+        left.connect(a.endpoint_mut(), &right);
+        right.connect(b.endpoint_mut(), &left);
+        let pattern: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+        left.region.write(0, &pattern).unwrap();
+        right.post_recv(b.endpoint_mut(), 7);
+        left.post(a.endpoint_mut(), 1, Operation::Send);
+        let (mut sent, mut received) = (None, None);
+        let deadline = a.now() + PATIENCE;
+        while (sent.is_none() || received.is_none()) && a.now() < deadline {
+            a.poll().unwrap();
+            b.poll().unwrap();
+            sent = sent.or_else(|| left.completed(a.endpoint_mut()));
+            received = received.or_else(|| right.completed(b.endpoint_mut()));
+        }
+        assert_eq!(sent.map(|wc| (wc.wr_id, wc.opcode)), Some((1, WcOpcode::Send)));
+        assert_eq!(received.map(|wc| (wc.wr_id, wc.byte_len as usize)), Some((7, LEN)));
+        assert_eq!(right.region.to_vec(), pattern);
+
+        // The other way, by one-sided WRITE; each engine in a thread of its own that sleeps while nothing is due.
+        let answer: Vec<u8> = pattern.iter().map(|b| b ^ 0xFF).collect();
+        right.region.write(0, &answer).unwrap();
+        right.post(b.endpoint_mut(), 2, Operation::Write(left.remote()));
+        std::thread::scope(|scope| {
+            let passive = scope.spawn(|| {
+                let end = a.now() + PATIENCE;
+                let last = |_: &mut Endpoint| {
+                    let mut byte = [0];
+                    left.region.read(LEN - 1, &mut byte).unwrap();
+                    (byte[0] == answer[LEN - 1]).then_some(())
+                };
+                let arrived = a.run_until_some(end, last).unwrap();
+                // The last acknowledgement may still be on its way.
+                a.run_until(a.now() + Duration::from_millis(20)).unwrap();
+                arrived
+            });
+            let end = b.now() + PATIENCE;
+            let wc = b.run_until_some(end, |endpoint| right.completed(endpoint)).unwrap().unwrap();
+            assert_eq!((wc.wr_id, wc.opcode), (2, WcOpcode::RdmaWrite));
+            assert_eq!(passive.join().unwrap(), Some(()));
+        });
+        assert_eq!(left.region.to_vec(), answer);
+    }
+
+    #[test]
+    fn running_until_a_deadline_takes_that_long_and_no_processor() {
+        let mut a = engine();
+        let begin = a.now();
+        a.run_until(begin + Duration::from_millis(30)).unwrap();
+        assert!(a.now() - begin >= Duration::from_millis(30));
+        assert_eq!(a.poll().unwrap(), 0);
+        assert_eq!(a.run_until_some(a.now(), |_| None::<()>).unwrap(), None);
+        assert_eq!(a.run_until_some(a.now(), |_| Some(5)).unwrap(), Some(5));
+    }
+
+    #[test]
+    fn system_seeds_differ() {
+        assert_ne!(system_seed().unwrap(), system_seed().unwrap());
+    }
+}

@@ -1,0 +1,93 @@
+//! The progress thread: answers peers while the program does something else.
+//!
+//! Owns a thread that is off duty while the program drives, and takes over when it has not for
+//! [`PROGRESS_TAKEOVER`], or at once when a CQ is armed. On duty it sleeps on the device and the engine's timers. Never
+//! competes with a thread of the program that waits.
+
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use super::shared::{Drive, Driver, Shared};
+use crate::device::DeviceError;
+use crate::device::sys::poll::{EventFd, Watch, wait};
+use crate::time::Duration;
+
+/// How long nobody may have driven before the progress thread does.
+pub const PROGRESS_TAKEOVER: Duration = Duration::from_millis(1);
+
+/// A running progress thread; ends with its value.
+pub(super) struct Progress {
+    waker: Arc<EventFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    pub(super) fn spawn(shared: Arc<Shared>) -> Result<Self, DeviceError> {
+        let error = |source| DeviceError::Io { action: "starting the progress thread", source };
+        let waker = Arc::new(EventFd::new().map_err(error)?);
+        let waker = Arc::clone(shared.progress.get_or_init(|| waker));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = std::thread::Builder::new()
+            .name("uroce-progress".into())
+            .spawn({
+                let (waker, stop) = (Arc::clone(&waker), Arc::clone(&stop));
+                move || run(&shared, &waker, &stop)
+            })
+            .map_err(error)?;
+        Ok(Self { waker, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.waker.set();
+        if let Some(thread) = self.thread.take() {
+            // It panics only if the engine did, which whoever drives next learns.
+            let _ = thread.join();
+        }
+    }
+}
+
+pub(super) fn run(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
+    while !stop.load(Ordering::SeqCst) {
+        if shared.has_failed() {
+            // There is nothing left to drive.
+            return;
+        }
+        if rest(shared, waker, stop) {
+            continue;
+        }
+        let slept = match shared.drive(Driver::Progress) {
+            Drive::Moved(0) => shared.sleep(waker, None, None, stop),
+            Drive::Moved(_) => Ok(()),
+            Drive::Busy => {
+                std::thread::yield_now();
+                Ok(())
+            }
+        };
+        if slept.is_err() {
+            return;
+        }
+    }
+}
+
+/// Off duty: sleeps out the time in which the program may drive. Says whether it did.
+fn rest(shared: &Shared, waker: &EventFd, stop: &AtomicBool) -> bool {
+    let left = (shared.driven_at() + PROGRESS_TAKEOVER).saturating_since(shared.now());
+    if left.is_zero() || shared.has_armed() {
+        return false;
+    }
+    shared.off_duty.store(true, Ordering::SeqCst);
+    // Whoever arms a CQ or stops us after this wakes us.
+    if !shared.has_armed() && !stop.load(Ordering::SeqCst) {
+        // A failure ends the rest early, no more.
+        let _ = wait(&[Watch::Readable(waker.as_raw_fd())], Some(left));
+    }
+    shared.off_duty.store(false, Ordering::SeqCst);
+    waker.clear();
+    true
+}

@@ -1,0 +1,369 @@
+//! What all handles of a host share, and how the engine is driven.
+//!
+//! Owns the engine's lock, the doorbells, the callers' halves and the events. One thread drives at a time; the lock is
+//! tried, never waited for, except by control verbs. Never sleeps while it holds the lock.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+
+use crossbeam::queue::ArrayQueue;
+
+use super::halves::{Half, Halves};
+use super::sleepers::{Reasons, Sleepers};
+use crate::device::sys::poll::EventFd;
+use crate::device::{Device, DeviceError};
+use crate::engine::{Engine, MonotonicClock};
+use crate::qp::Poster;
+use crate::ring::Consumer;
+use crate::srq::RecvProducer;
+use crate::time::{Clock as _, Instant};
+use crate::verbs::{AsyncEvent, CqHandle, QpHandle, SrqHandle, Verbs as _, WorkCompletion, kind};
+
+/// QPs that may have rung and wait for a driver; whoever rings one more waits for the engine's lock instead.
+const DOORBELLS: usize = 1024;
+/// Events that wait for a program; a program that lets so many wait reads none.
+const EVENTS_MAX: usize = 4096;
+
+/// An engine over any device.
+pub type HostEngine = Engine<Box<dyn Device>>;
+
+pub(super) struct QpQueue {
+    pub(super) poster: Mutex<Poster>,
+    /// Rung and not yet served.
+    rung: AtomicBool,
+}
+
+pub(super) struct CqQueue {
+    ring: Mutex<Consumer<WorkCompletion>>,
+    /// The program asked for a notification and has not had it.
+    armed: AtomicBool,
+    /// Made when a program first asks for it.
+    pub(super) descriptor: OnceLock<EventFd>,
+}
+
+impl CqQueue {
+    pub(super) fn ring(&self) -> MutexGuard<'_, Consumer<WorkCompletion>> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.ring().is_empty()
+    }
+}
+
+pub(super) type QpHalf = Half<kind::Qp, QpQueue>;
+pub(super) type CqHalf = Half<kind::Cq, CqQueue>;
+pub(super) type SrqHalf = Half<kind::Srq, Mutex<RecvProducer>>;
+
+/// Who drives: the progress thread must tell its own rounds from the program's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Driver {
+    Program,
+    Progress,
+}
+
+/// What came of an attempt to drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drive {
+    /// Another thread drives, or waits to make a control call.
+    Busy,
+    /// This many bursts moved.
+    Moved(usize),
+}
+
+pub(super) struct Shared {
+    engine: Mutex<HostEngine>,
+    /// Threads that wait for the lock: drivers make way.
+    control: AtomicUsize,
+    doorbells: ArrayQueue<Arc<QpHalf>>,
+    pub(super) qps: Halves<kind::Qp, QpQueue>,
+    pub(super) cqs: Halves<kind::Cq, CqQueue>,
+    pub(super) srqs: Halves<kind::Srq, Mutex<RecvProducer>>,
+    events: Mutex<VecDeque<AsyncEvent>>,
+    /// Made when a program first asks for it.
+    pub(super) event_descriptor: OnceLock<EventFd>,
+    pub(super) sleepers: Sleepers,
+    /// CQs that a program armed.
+    armed: AtomicUsize,
+    /// When the engine is due, in nanoseconds; `u64::MAX` is never.
+    due: AtomicU64,
+    /// When a thread of the program last drove, in nanoseconds.
+    driven: AtomicU64,
+    failed: AtomicBool,
+    error: Mutex<Option<DeviceError>>,
+    /// Wakes the progress thread when it is off duty.
+    pub(super) progress: OnceLock<Arc<EventFd>>,
+    pub(super) off_duty: AtomicBool,
+    clock: MonotonicClock,
+    device: Option<RawFd>,
+}
+
+impl Shared {
+    pub(super) fn new(engine: HostEngine) -> Self {
+        Self {
+            clock: *engine.clock(),
+            device: engine.device().descriptor(),
+            engine: Mutex::new(engine),
+            control: AtomicUsize::new(0),
+            doorbells: ArrayQueue::new(DOORBELLS),
+            qps: Halves::new(),
+            cqs: Halves::new(),
+            srqs: Halves::new(),
+            events: Mutex::default(),
+            event_descriptor: OnceLock::new(),
+            sleepers: Sleepers::new(),
+            armed: AtomicUsize::new(0),
+            due: AtomicU64::new(0),
+            driven: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+            progress: OnceLock::new(),
+            off_duty: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(super) fn driven_at(&self) -> Instant {
+        Instant::from_nanos(self.driven.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn has_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_error(&self) -> Option<DeviceError> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Runs `f` on the engine, and then a round, so that what `f` made ready goes out.
+    pub(super) fn control<R>(&self, f: impl FnOnce(&mut HostEngine) -> R) -> R {
+        let mut engine = self.lock();
+        let answer = f(&mut engine);
+        self.round(&mut engine, Driver::Program);
+        drop(engine);
+        self.sleepers.after_round(self.due.load(Ordering::SeqCst));
+        self.serve_doorbells();
+        answer
+    }
+
+    /// Runs `f` on the engine, and nothing else.
+    pub(super) fn inspect<R>(&self, f: impl FnOnce(&mut HostEngine) -> R) -> R {
+        let mut engine = self.lock();
+        let answer = f(&mut engine);
+        drop(engine);
+        self.serve_doorbells();
+        answer
+    }
+
+    /// Who rang while we held the lock relies on us.
+    fn serve_doorbells(&self) {
+        if !self.doorbells.is_empty() {
+            self.drive(Driver::Program);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HostEngine> {
+        self.control.fetch_add(1, Ordering::SeqCst);
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        self.control.fetch_sub(1, Ordering::SeqCst);
+        engine
+    }
+
+    /// Drives a round, if nobody else does. Goes on while QPs ring: whoever rang while the lock was held went away and
+    /// relies on this.
+    pub(super) fn drive(&self, by: Driver) -> Drive {
+        let mut moved = None;
+        loop {
+            // A thread that waits for the lock serves the doorbells itself.
+            if self.has_failed() || self.control.load(Ordering::SeqCst) > 0 {
+                break;
+            }
+            let mut engine = match self.engine.try_lock() {
+                Ok(engine) => engine,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                Err(TryLockError::WouldBlock) => break,
+            };
+            moved = Some(moved.unwrap_or(0) + self.round(&mut engine, by));
+            drop(engine);
+            self.sleepers.after_round(self.due.load(Ordering::SeqCst));
+            if self.doorbells.is_empty() {
+                break;
+            }
+        }
+        moved.map_or(Drive::Busy, Drive::Moved)
+    }
+
+    fn round(&self, engine: &mut HostEngine, by: Driver) -> usize {
+        for _ in 0..DOORBELLS {
+            let Some(qp) = self.doorbells.pop() else { break };
+            // Before the ring is read: who posts later rings again.
+            qp.queue.rung.store(false, Ordering::SeqCst);
+            engine.endpoint_mut().ring_doorbell(qp.handle);
+        }
+        let (moved, due) = match engine.round() {
+            Ok(round) => {
+                if by == Driver::Program {
+                    self.driven.store(round.at.as_nanos(), Ordering::Relaxed);
+                }
+                let due = if round.cut_short() { Some(round.at) } else { engine.poll_timeout() };
+                (round.moved(), due.map_or(u64::MAX, Instant::as_nanos))
+            }
+            Err(e) => {
+                self.fail(e);
+                (0, u64::MAX)
+            }
+        };
+        self.due.store(due, Ordering::SeqCst);
+        while let Some(event) = engine.endpoint_mut().poll_event() {
+            self.announce(event);
+        }
+        moved
+    }
+
+    fn fail(&self, error: DeviceError) {
+        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            self.queue_event(AsyncEvent::DeviceFatal);
+        }
+        self.sleepers.wake_all();
+    }
+
+    fn announce(&self, event: AsyncEvent) {
+        let AsyncEvent::CqNotify(cq) = event else {
+            self.queue_event(event);
+            return;
+        };
+        let Some(half) = self.cqs.get(cq) else { return };
+        self.disarm(&half);
+        match half.queue.descriptor.get() {
+            Some(descriptor) => descriptor.set(),
+            None => self.queue_event(event),
+        }
+    }
+
+    fn queue_event(&self, event: AsyncEvent) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if events.len() < EVENTS_MAX && events.back() != Some(&event) {
+            events.push_back(event);
+        }
+        drop(events);
+        if let Some(descriptor) = self.event_descriptor.get() {
+            descriptor.set();
+        }
+    }
+
+    /// The oldest event. The descriptor stays readable while others wait.
+    pub(super) fn next_event(&self) -> Option<AsyncEvent> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = events.pop_front();
+        if let Some(descriptor) = self.event_descriptor.get().filter(|_| events.is_empty()) {
+            descriptor.clear();
+        }
+        event
+    }
+
+    /// Notes that the program armed `cq`; the progress thread goes on duty at once.
+    pub(super) fn arm(&self, cq: &CqHalf) {
+        if !cq.queue.armed.swap(true, Ordering::SeqCst) {
+            self.armed.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.off_duty.load(Ordering::SeqCst)
+            && let Some(progress) = self.progress.get()
+        {
+            progress.set();
+        }
+    }
+
+    pub(super) fn disarm(&self, cq: &CqHalf) {
+        if cq.queue.armed.swap(false, Ordering::SeqCst) {
+            self.armed.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Tells the engine that `qp` has new work. Never waits for it, but for a full queue of doorbells.
+    pub(super) fn ring(&self, qp: &Arc<QpHalf>) {
+        if qp.queue.rung.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        if self.doorbells.push(Arc::clone(qp)).is_err() {
+            qp.queue.rung.store(false, Ordering::SeqCst);
+            self.control(|engine| engine.endpoint_mut().ring_doorbell(qp.handle));
+        }
+    }
+
+    /// Sleeps as [`Sleepers::sleep`] says.
+    pub(super) fn sleep(
+        &self,
+        waker: &Arc<EventFd>,
+        cq: Option<&Arc<CqHalf>>,
+        until: Option<Instant>,
+        stop: &AtomicBool,
+    ) -> std::io::Result<()> {
+        let awake = || {
+            cq.is_some_and(|cq| !cq.queue.is_empty() || cq.is_destroyed())
+                || !self.doorbells.is_empty()
+                || self.has_failed()
+                || stop.load(Ordering::SeqCst)
+        };
+        let reasons = Reasons { due: &self.due, awake: &awake, now: &|| self.now() };
+        self.sleepers.sleep(waker, cq, self.device, until, &reasons)
+    }
+
+    /// The caller's half of a CQ; taken from the endpoint the first time, whoever made it.
+    pub(super) fn cq(&self, cq: CqHandle) -> Option<Arc<CqHalf>> {
+        self.cqs.get(cq).or_else(|| {
+            self.inspect(|engine| {
+                // Another thread may have been here first.
+                self.cqs.get(cq).or_else(|| {
+                    let ring = engine.endpoint_mut().take_cq_caller(cq)?;
+                    Some(self.cqs.insert(cq, CqQueue::new(ring)))
+                })
+            })
+        })
+    }
+
+    /// The caller's half of a QP, as [`Self::cq`].
+    pub(super) fn qp(&self, qp: QpHandle) -> Option<Arc<QpHalf>> {
+        self.qps.get(qp).or_else(|| {
+            self.inspect(|engine| {
+                self.qps.get(qp).or_else(|| {
+                    let poster = engine.endpoint_mut().take_poster(qp)?;
+                    Some(self.qps.insert(qp, QpQueue::new(poster)))
+                })
+            })
+        })
+    }
+
+    /// The caller's half of an SRQ, as [`Self::cq`].
+    pub(super) fn srq(&self, srq: SrqHandle) -> Option<Arc<SrqHalf>> {
+        self.srqs.get(srq).or_else(|| {
+            self.inspect(|engine| {
+                self.srqs.get(srq).or_else(|| {
+                    let ring = engine.endpoint_mut().take_srq_caller(srq)?;
+                    Some(self.srqs.insert(srq, Mutex::new(ring)))
+                })
+            })
+        })
+    }
+}
+
+impl CqQueue {
+    pub(super) fn new(ring: Consumer<WorkCompletion>) -> Self {
+        Self { ring: Mutex::new(ring), armed: AtomicBool::new(false), descriptor: OnceLock::new() }
+    }
+}
+
+impl QpQueue {
+    pub(super) fn new(poster: Poster) -> Self {
+        Self { poster: Mutex::new(poster), rung: AtomicBool::new(false) }
+    }
+}

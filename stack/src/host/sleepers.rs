@@ -1,0 +1,299 @@
+//! The threads that sleep until something happens, and which one of them watches the device.
+//!
+//! Owns the list of sleepers and the watcher's seat. All sleepers but one sleep on a descriptor of their own; the
+//! watcher sleeps on the device's as well, so one thread wakes for a packet, not all. Whoever drove wakes those whose
+//! CQ has become filled. Never drives.
+
+use std::os::fd::{AsRawFd as _, RawFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::shared::CqHalf;
+use crate::device::sys::poll::{EventFd, Watch, wait};
+use crate::time::{Duration, Instant};
+
+/// Longest sleep of a watcher whose device has no descriptor.
+const BLIND_SLEEP: Duration = Duration::from_millis(1);
+
+struct Sleeper {
+    waker: Arc<EventFd>,
+    /// What a program's thread waits for; the progress thread waits for no CQ.
+    cq: Option<Arc<CqHalf>>,
+}
+
+#[derive(Default)]
+struct Bed {
+    sleepers: Vec<Sleeper>,
+    watcher: Option<RawFd>,
+}
+
+/// The sleepers of a host.
+pub(super) struct Sleepers {
+    bed: Mutex<Bed>,
+    /// How many there are, so that a driver usually need not lock.
+    count: AtomicUsize,
+    /// Until when the watcher sleeps, in nanoseconds; 0 when there is none.
+    watch_until: AtomicU64,
+}
+
+/// Why a sleeper should not sleep at all.
+pub(super) struct Reasons<'a> {
+    /// When the engine is due, in nanoseconds, kept by whoever drives.
+    pub(super) due: &'a AtomicU64,
+    /// Anything that happened before the sleeper was listed.
+    pub(super) awake: &'a dyn Fn() -> bool,
+    /// Reads the clock.
+    pub(super) now: &'a dyn Fn() -> Instant,
+}
+
+impl Sleepers {
+    pub(super) fn new() -> Self {
+        Self { bed: Mutex::default(), count: AtomicUsize::new(0), watch_until: AtomicU64::new(0) }
+    }
+
+    fn bed(&self) -> MutexGuard<'_, Bed> {
+        self.bed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until `until`, until somebody wakes `waker`, or, in the watcher's seat, until the device has something or
+    /// the engine is due.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub(super) fn sleep(
+        &self,
+        waker: &Arc<EventFd>,
+        cq: Option<&Arc<CqHalf>>,
+        device: Option<RawFd>,
+        until: Option<Instant>,
+        reasons: &Reasons<'_>,
+    ) -> std::io::Result<()> {
+        let watching = self.enter(waker, cq);
+        // What happened before this fence is seen below; whoever does something after it sees us in the list.
+        fence(Ordering::SeqCst);
+        let mut until = until.map_or(u64::MAX, Instant::as_nanos);
+        if watching {
+            until = until.min(reasons.due.load(Ordering::SeqCst));
+            self.watch_until.store(until.max(1), Ordering::SeqCst);
+        }
+        let mut result = Ok(0);
+        let left = Instant::from_nanos(until).saturating_since((reasons.now)());
+        if !left.is_zero() && !(reasons.awake)() {
+            let mut timeout = (until != u64::MAX).then_some(left);
+            let mine = Watch::Readable(waker.as_raw_fd());
+            let mut both = [mine, mine];
+            match device {
+                Some(fd) if watching => both[1] = Watch::Readable(fd),
+                None if watching => timeout = Some(timeout.map_or(BLIND_SLEEP, |t| t.min(BLIND_SLEEP))),
+                _ => {}
+            }
+            result = wait(&both, timeout);
+        }
+        self.leave(waker);
+        waker.clear();
+        result.map(|_| ())
+    }
+
+    /// Lists a sleeper; says whether it has the watcher's seat. A program's thread takes it from the progress thread.
+    fn enter(&self, waker: &Arc<EventFd>, cq: Option<&Arc<CqHalf>>) -> bool {
+        let mut bed = self.bed();
+        let own = waker.as_raw_fd();
+        let progress = bed.watcher.and_then(|fd| bed.find(fd)).filter(|s| s.cq.is_none());
+        let steals = cq.is_some() && progress.is_some();
+        if let Some(progress) = progress.filter(|_| steals) {
+            progress.waker.set();
+        }
+        bed.sleepers.push(Sleeper { waker: Arc::clone(waker), cq: cq.cloned() });
+        let watching = bed.watcher.is_none() || steals;
+        if watching {
+            bed.watcher = Some(own);
+            self.watch_until.store(u64::MAX, Ordering::SeqCst);
+        }
+        self.count.store(bed.sleepers.len(), Ordering::SeqCst);
+        watching
+    }
+
+    /// Takes a sleeper off the list. The watcher wakes another to take its seat.
+    fn leave(&self, waker: &Arc<EventFd>) {
+        let mut bed = self.bed();
+        let own = waker.as_raw_fd();
+        bed.sleepers.retain(|s| s.waker.as_raw_fd() != own);
+        self.count.store(bed.sleepers.len(), Ordering::SeqCst);
+        if bed.watcher != Some(own) {
+            return;
+        }
+        bed.watcher = None;
+        self.watch_until.store(0, Ordering::SeqCst);
+        // It finds the seat free when it goes back to sleep.
+        if let Some(next) = bed.sleepers.iter().find(|s| s.cq.is_some()).or_else(|| bed.sleepers.first()) {
+            next.waker.set();
+        }
+    }
+
+    /// To be called after each round: wakes those whose CQ is filled, and the watcher when the engine is due earlier
+    /// than it would wake.
+    pub(super) fn after_round(&self, due: u64) {
+        fence(Ordering::SeqCst);
+        if self.count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let early = due < self.watch_until.load(Ordering::SeqCst);
+        let bed = self.bed();
+        for sleeper in &bed.sleepers {
+            let watches = bed.watcher == Some(sleeper.waker.as_raw_fd());
+            if (early && watches) || sleeper.cq.as_ref().is_some_and(|cq| !cq.queue.is_empty() || cq.is_destroyed()) {
+                sleeper.waker.set();
+            }
+        }
+    }
+
+    /// Wakes every sleeper.
+    pub(super) fn wake_all(&self) {
+        for sleeper in &self.bed().sleepers {
+            sleeper.waker.set();
+        }
+    }
+}
+
+impl Bed {
+    fn find(&self, fd: RawFd) -> Option<&Sleeper> {
+        self.sleepers.iter().find(|s| s.waker.as_raw_fd() == fd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::halves::Halves;
+    use super::super::shared::CqQueue;
+    use super::*;
+    use crate::ring::{Producer, ring};
+    use crate::table::Slab;
+    use crate::types::Qpn;
+    use crate::verbs::{WcData, WcOpcode, WcStatus, WorkCompletion, kind};
+
+    const NEVER: u64 = u64::MAX;
+
+    fn cq() -> (Arc<CqHalf>, Producer<WorkCompletion>) {
+        let (engine, caller) = ring(1);
+        let mut slab: Slab<kind::Cq, ()> = Slab::new(1);
+        let half = Halves::new().insert(slab.insert(()).unwrap(), CqQueue::new(caller));
+        (half, engine)
+    }
+
+    fn fill(engine: &mut Producer<WorkCompletion>) {
+        let mut slab: Slab<kind::Qp, ()> = Slab::new(1);
+        let wc = WorkCompletion {
+            wr_id: 1,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            data: WcData::None,
+            qp: slab.insert(()).unwrap(),
+            qp_num: Qpn::from_wire(2),
+            src_qp: Qpn::from_wire(0),
+            grh: false,
+            solicited: false,
+        };
+        engine.push(wc).unwrap();
+    }
+
+    /// Runs `body` while as many threads sleep as there are CQs, the first one in the watcher's seat (no CQ: the
+    /// progress thread). Each goes back to sleep until its CQ is filled or `stop` is written.
+    fn while_asleep(cqs: &[Option<&Arc<CqHalf>>], body: impl FnOnce(&Sleepers, &EventFd, &AtomicU64, &[AtomicUsize])) {
+        let (sleepers, device, due) = (Sleepers::new(), EventFd::new().unwrap(), AtomicU64::new(NEVER));
+        let woken: Vec<AtomicUsize> = cqs.iter().map(|_| AtomicUsize::new(0)).collect();
+        let stop = AtomicUsize::new(0);
+        let asleep = |n: usize| {
+            while sleepers.count.load(Ordering::SeqCst) < n {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            for (i, (cq, woken)) in cqs.iter().zip(&woken).enumerate() {
+                let (sleepers, device, due, stop) = (&sleepers, device.as_raw_fd(), &due, &stop);
+                scope.spawn(move || {
+                    let waker = Arc::new(EventFd::new().unwrap());
+                    let done = || stop.load(Ordering::SeqCst) > 0 || cq.is_some_and(|c| !c.queue.is_empty());
+                    let reasons = Reasons { due, awake: &done, now: &|| Instant::ZERO };
+                    while !done() {
+                        sleepers.sleep(&waker, *cq, Some(device), None, &reasons).unwrap();
+                        woken.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+                asleep(i + 1);
+            }
+            body(&sleepers, &device, &due, &woken);
+            stop.store(1, Ordering::SeqCst);
+            sleepers.wake_all();
+        });
+        assert_eq!(sleepers.count.load(Ordering::SeqCst), 0);
+        assert_eq!(sleepers.bed().watcher, None);
+        assert_eq!(sleepers.watch_until.load(Ordering::SeqCst), 0);
+    }
+
+    fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_filled_cq_wakes_its_sleeper_and_the_seat_is_handed_on() {
+        let ((a, mut fill_a), (b, mut fill_b), (c, _keep)) = (cq(), cq(), cq());
+        while_asleep(&[Some(&a), Some(&b), Some(&c)], |sleepers, _, _, woken| {
+            let seat = || sleepers.bed().watcher;
+            let first = seat().unwrap();
+            // b's completion is none of the watcher's business, nor of c's.
+            fill(&mut fill_b);
+            sleepers.after_round(NEVER);
+            until(|| sleepers.count.load(Ordering::SeqCst) == 2);
+            assert_eq!(seat(), Some(first));
+            assert_eq!((woken[0].load(Ordering::SeqCst), woken[2].load(Ordering::SeqCst)), (0, 0));
+            // The watcher leaves; c is woken to take its seat.
+            fill(&mut fill_a);
+            sleepers.after_round(NEVER);
+            until(|| sleepers.count.load(Ordering::SeqCst) == 1 && seat().is_some_and(|s| s != first));
+        });
+    }
+
+    #[test]
+    fn the_device_wakes_the_watcher() {
+        let ((a, _keep), (b, _keep_too)) = (cq(), cq());
+        while_asleep(&[Some(&a), Some(&b)], |_, device, _, woken| {
+            device.set();
+            until(|| woken[0].load(Ordering::SeqCst) > 0);
+            device.clear();
+        });
+    }
+
+    #[test]
+    fn an_earlier_timer_wakes_the_watcher_and_a_later_one_does_not() {
+        let (a, _keep) = cq();
+        while_asleep(&[Some(&a)], |sleepers, _, due, woken| {
+            let at = |nanos: u64| {
+                due.store(nanos, Ordering::SeqCst);
+                sleepers.after_round(nanos);
+            };
+            until(|| sleepers.watch_until.load(Ordering::SeqCst) == NEVER);
+            at(2_000_000_000_000);
+            until(|| sleepers.watch_until.load(Ordering::SeqCst) == 2_000_000_000_000);
+            let woken_once = woken[0].load(Ordering::SeqCst);
+            at(3_000_000_000_000);
+            assert_eq!(woken[0].load(Ordering::SeqCst), woken_once);
+            assert_eq!(sleepers.watch_until.load(Ordering::SeqCst), 2_000_000_000_000);
+        });
+    }
+
+    #[test]
+    fn a_thread_of_the_program_takes_the_seat_from_the_progress_thread() {
+        let (a, _keep) = cq();
+        while_asleep(&[None, Some(&a)], |sleepers, _, _, woken| {
+            until(|| woken[0].load(Ordering::SeqCst) == 1);
+            until(|| sleepers.count.load(Ordering::SeqCst) == 2);
+            let bed = sleepers.bed();
+            let watcher = bed.find(bed.watcher.unwrap()).unwrap();
+            assert!(watcher.cq.is_some());
+        });
+    }
+}

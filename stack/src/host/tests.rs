@@ -1,0 +1,259 @@
+//! Tests of the shared host over UDP sockets on the loopback.
+
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::device::sys::poll::{Watch, wait};
+use crate::engine::testing::{Side, engine};
+use crate::verbs::{Operation, QpTransition, WcStatus};
+
+const SECOND: Duration = Duration::from_secs(1);
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
+
+fn host() -> Host {
+    Host::new(engine())
+}
+
+fn pair(a: &mut Handle, b: &mut Handle, len: usize) -> (Side, Side) {
+    let (left, right) = (Side::new(a, len), Side::new(b, len));
+    left.connect(a, &right);
+    right.connect(b, &left);
+    (left, right)
+}
+
+fn wait_one(side: &Side, verbs: &mut Handle) -> WorkCompletion {
+    loop {
+        assert!(verbs.wait_cq(side.cq, PATIENCE).unwrap(), "nothing completed");
+        if let Some(wc) = side.completed(verbs) {
+            return wc;
+        }
+    }
+}
+
+/// What this thread has used of the processor, in nanoseconds.
+fn processor_time() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    stat.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn threads_share_two_engines_and_every_message_arrives_once() {
+    const THREADS: u8 = 4;
+    const ROUNDS: u64 = 200;
+    let (a, b) = (host(), host());
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (mut va, mut vb) = (a.handle(), b.handle());
+            let (left, right) = pair(&mut va, &mut vb, 3000);
+            // One thread at each end: a ping, and a pong that echoes it.
+            let (ping, pong) = (left.clone(), right.clone());
+            pong.post_recv(&mut vb, 0);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let body = [thread ^ (round as u8); 3000];
+                    ping.region.write(0, &body).unwrap();
+                    ping.post_recv(&mut va, round);
+                    ping.post(&mut va, round, Operation::Send);
+                    let (one, two) = (wait_one(&ping, &mut va), wait_one(&ping, &mut va));
+                    assert_eq!((one.wr_id, two.wr_id), (round, round));
+                    // The echo is the complement of what was sent.
+                    assert_eq!(ping.region.to_vec(), body.map(|b| !b));
+                }
+            });
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let got = wait_one(&pong, &mut vb);
+                    assert_eq!((got.wr_id, got.byte_len), (round, 3000));
+                    let echo: Vec<u8> = pong.region.to_vec().iter().map(|b| !b).collect();
+                    pong.region.write(0, &echo).unwrap();
+                    pong.post(&mut vb, round, Operation::Send);
+                    assert_eq!(wait_one(&pong, &mut vb).wr_id, round);
+                    pong.post_recv(&mut vb, round + 1);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn two_threads_may_share_one_qp_and_one_cq() {
+    const EACH: u64 = 300;
+    let (a, b) = (host(), host());
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    let stop = &AtomicBool::new(false);
+    let sent: u64 = std::thread::scope(|scope| {
+        // The peer of one-sided operations: nobody there calls a verb.
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                if vb.drive() == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let workers: Vec<_> = (0..2u64)
+            .map(|worker| {
+                let (mut verbs, left, to) = (va.clone(), &left, right.remote());
+                scope.spawn(move || {
+                    let mut seen = 0u64;
+                    for i in 0..EACH {
+                        left.post(&mut verbs, worker * EACH + i, Operation::Write(to));
+                        while left.completed(&mut verbs).is_none() {}
+                        seen += 1;
+                    }
+                    seen
+                })
+            })
+            .collect();
+        let seen = workers.into_iter().map(|w| w.join().unwrap()).sum();
+        stop.store(true, Ordering::Relaxed);
+        seen
+    });
+    assert_eq!(sent, 2 * EACH);
+    assert!(left.completed(&mut va).is_none());
+}
+
+#[test]
+fn a_blocking_wait_uses_next_to_no_processor_and_ends_in_time() {
+    let a = host();
+    let mut verbs = a.handle();
+    let side = Side::new(&mut verbs, 64);
+    let (clock, before) = (verbs.now(), processor_time());
+    assert!(!verbs.wait_cq(side.cq, Some(SECOND / 2)).unwrap());
+    assert!(verbs.now() - clock >= SECOND / 2);
+    // A tenth of the time would already be a busy loop of a kind.
+    assert!(processor_time() - before < 50_000_000);
+}
+
+#[test]
+fn a_timer_wakes_a_blocking_wait() {
+    let (a, b) = (host(), host());
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, _right) = pair(&mut va, &mut vb, 64);
+    drop((vb, b));
+    // Nobody answers: the retries run out while the thread sleeps, which takes 8 timeouts of at least 67 ms.
+    let before = processor_time();
+    left.post(&mut va, 1, Operation::Send);
+    assert!(va.wait_cq(left.cq, PATIENCE).unwrap());
+    let mut out = [crate::engine::testing::blank(left.qp)];
+    assert_eq!(va.poll_cq(left.cq, &mut out).unwrap(), 1);
+    assert_eq!((out[0].wr_id, out[0].status), (1, WcStatus::RetryExceeded));
+    assert!(processor_time() - before < 200_000_000);
+}
+
+#[test]
+fn the_progress_thread_answers_a_peer_while_the_program_computes() {
+    let (a, mut b) = (host(), host());
+    b.spawn_progress().unwrap();
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 100_000);
+    let pattern: Vec<u8> = (0..100_000u32).map(|i| (i % 249) as u8).collect();
+    left.region.write(0, &pattern).unwrap();
+    // b's program calls nothing from here on.
+    left.post(&mut va, 1, Operation::Write(right.remote()));
+    assert_eq!(wait_one(&left, &mut va).wr_id, 1);
+    assert_eq!(right.region.to_vec(), pattern);
+    left.region.write(0, &vec![0; 100_000]).unwrap();
+    left.post(&mut va, 2, Operation::Read(right.remote()));
+    assert_eq!(wait_one(&left, &mut va).wr_id, 2);
+    assert_eq!(left.region.to_vec(), pattern);
+    // Dropping the host ends the thread; the handle goes on.
+    drop(b);
+    assert_eq!(vb.drive(), 0);
+}
+
+#[test]
+fn an_idle_progress_thread_sleeps() {
+    let a = host();
+    let shared = Arc::clone(&a.shared);
+    let (waker, stop) = (Arc::new(EventFd::new().unwrap()), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let used = scope.spawn(|| {
+            progress::run(&shared, &waker, &stop);
+            processor_time()
+        });
+        std::thread::sleep(SECOND / 2);
+        stop.store(true, Ordering::SeqCst);
+        waker.set();
+        assert!(used.join().unwrap() < 50_000_000);
+    });
+}
+
+#[test]
+fn an_armed_cq_makes_its_descriptor_readable() {
+    let (a, mut b) = (host(), host());
+    b.spawn_progress().unwrap();
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    right.post_recv(&mut vb, 5);
+    right.post_recv(&mut vb, 6);
+    let fd = vb.completion_fd(right.cq).unwrap();
+    let readable = |t| wait(&[Watch::Readable(fd.as_raw_fd())], Some(t)).unwrap() == 1;
+    vb.req_notify(right.cq, Notify::Any).unwrap();
+    assert!(!readable(Duration::ZERO));
+    left.post(&mut va, 1, Operation::Send);
+    // The program sleeps in its own poll(2); b's progress thread drives.
+    assert!(readable(SECOND * 20));
+    assert!(vb.take_notification(right.cq).unwrap());
+    assert_eq!(right.completed(&mut vb).unwrap().wr_id, 5);
+    assert_eq!(wait_one(&left, &mut va).wr_id, 1);
+    // Once armed, told once.
+    left.post(&mut va, 2, Operation::Send);
+    assert_eq!(wait_one(&left, &mut va).wr_id, 2);
+    assert_eq!(wait_one(&right, &mut vb).wr_id, 6);
+    assert!(!vb.take_notification(right.cq).unwrap());
+    // No other event came of it.
+    assert!(!matches!(vb.poll_event(), Some(AsyncEvent::CqNotify(_))));
+}
+
+#[test]
+fn without_a_descriptor_a_notification_is_an_event() {
+    let (a, b) = (host(), host());
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    let fd = vb.event_fd().unwrap();
+    right.post_recv(&mut vb, 5);
+    vb.req_notify(right.cq, Notify::Any).unwrap();
+    left.post(&mut va, 1, Operation::Send);
+    assert_eq!(wait_one(&right, &mut vb).wr_id, 5);
+    assert_eq!(wait(&[Watch::Readable(fd.as_raw_fd())], Some(Duration::ZERO)).unwrap(), 1);
+    let events: Vec<_> = std::iter::from_fn(|| vb.poll_event()).collect();
+    assert!(events.contains(&AsyncEvent::CqNotify(right.cq)), "{events:?}");
+    assert_eq!(wait(&[Watch::Readable(fd.as_raw_fd())], Some(Duration::ZERO)).unwrap(), 0);
+}
+
+#[test]
+fn a_qp_in_error_flushes_what_another_thread_posts_while_one_waits() {
+    let (a, b) = (host(), host());
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, _right) = pair(&mut va, &mut vb, 64);
+    va.modify_qp(left.qp, QpTransition::Err.into()).unwrap();
+    let mut poster = va.clone();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| va.wait_cq(left.cq, PATIENCE));
+        std::thread::sleep(SECOND / 20);
+        left.post_recv(&mut poster, 9);
+        assert_eq!(waiting.join().unwrap(), Ok(true));
+    });
+    let mut out = [crate::engine::testing::blank(left.qp)];
+    assert_eq!(va.poll_cq(left.cq, &mut out).unwrap(), 1);
+    assert_eq!((out[0].wr_id, out[0].status), (9, WcStatus::WorkRequestFlushed));
+}
+
+#[test]
+fn destroyed_objects_are_gone_for_every_handle() {
+    let a = host();
+    let mut one = a.handle();
+    let side = Side::new(&mut one, 64);
+    let mut two = one.clone();
+    let mut out = [crate::engine::testing::blank(side.qp)];
+    assert_eq!(two.poll_cq(side.cq, &mut out), Ok(0));
+    assert_eq!(one.destroy_cq(side.cq), Err(VerbsError::Busy));
+    one.destroy_qp(side.qp).unwrap();
+    one.destroy_cq(side.cq).unwrap();
+    assert_eq!(two.poll_cq(side.cq, &mut out), Err(VerbsError::InvalidHandle));
+    assert_eq!(two.wait_cq(side.cq, PATIENCE), Err(VerbsError::InvalidHandle));
+    let posted = two.post_recv(side.qp, &[RecvWr { wr_id: 1, sges: &[] }]);
+    assert_eq!(posted, Err(PostListError { index: 0, error: PostError::InvalidHandle }));
+}
