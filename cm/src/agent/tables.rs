@@ -1,0 +1,279 @@
+//! The agent's tables: communications, listeners, TIMEWAIT, and the keys that find them.
+//!
+//! Keys that a peer chooses (GUIDs, its ids and QPNs) are in ordered maps, which no choice of keys can slow down; ours
+//! are in maps keyed by the seed. Nothing is iterated in hash order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uroce::rng::Rng;
+use uroce::table::{Handle, NumberMap, Slab};
+use uroce::time::{Duration, Instant};
+use uroce::types::Qpn;
+
+use super::types::{AddressFilter, Limits};
+use crate::comm::{Comm, CommId, ListenerId, State, kind};
+use crate::wire::{CaGuid, CommunicationId, ServiceId};
+
+/// Tag of TIMEWAIT records.
+pub(super) enum TimeWaitKind {}
+type TimeWaitId = Handle<TimeWaitKind>;
+
+/// What is left of a connection until its last packets are gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimeWait {
+    pub(super) comm: CommId,
+    remote: Option<(CaGuid, Qpn)>,
+    local_qpn: Option<Qpn>,
+    due: Instant,
+}
+
+/// A listener.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) service_id: ServiceId,
+    pub(super) filter: AddressFilter,
+    pub(super) backlog: usize,
+    /// REQs that the consumer has not answered.
+    pub(super) pending: usize,
+}
+
+/// Who has a QP of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Live(CommId),
+    TimeWait(TimeWaitId),
+}
+
+/// Whose timer is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    Comm(CommId),
+    TimeWait(TimeWaitId),
+}
+
+pub(super) struct Tables {
+    pub(super) comms: Slab<kind::Comm, Comm>,
+    pub(super) listeners: Slab<kind::Listener, Listener>,
+    timewait: Slab<TimeWaitKind, TimeWait>,
+    by_local_id: NumberMap<CommId>,
+    by_local_qpn: NumberMap<Owner>,
+    by_remote_id: BTreeMap<(CaGuid, CommunicationId), CommId>,
+    by_remote_qpn: BTreeMap<(CaGuid, u32), Owner>,
+    by_service: BTreeMap<ServiceId, Vec<ListenerId>>,
+    timers: BTreeSet<(Instant, CommId)>,
+    timewait_timers: BTreeSet<(Instant, TimeWaitId)>,
+    half_open: usize,
+    limits: Limits,
+}
+
+impl Tables {
+    pub(super) fn new(limits: Limits, rng: &mut Rng) -> Self {
+        Self {
+            comms: Slab::new(limits.comms),
+            listeners: Slab::new(limits.listeners),
+            timewait: Slab::new(limits.timewait),
+            by_local_id: NumberMap::new(rng.next_u64()),
+            by_local_qpn: NumberMap::new(rng.next_u64()),
+            by_remote_id: BTreeMap::new(),
+            by_remote_qpn: BTreeMap::new(),
+            by_service: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            timewait_timers: BTreeSet::new(),
+            half_open: 0,
+            limits,
+        }
+    }
+
+    pub(super) const fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    pub(super) fn timewait_len(&self) -> usize {
+        self.timewait.len()
+    }
+
+    pub(super) fn by_local_id(&self, id: CommunicationId) -> Option<CommId> {
+        self.by_local_id.get(id.get()).copied()
+    }
+
+    pub(super) fn by_remote_id(&self, guid: CaGuid, id: CommunicationId) -> Option<CommId> {
+        self.by_remote_id.get(&(guid, id)).copied()
+    }
+
+    pub(super) fn owner_of_remote_qp(&self, guid: CaGuid, qpn: Qpn) -> Option<Owner> {
+        self.by_remote_qpn.get(&(guid, qpn.get())).copied()
+    }
+
+    /// Whether our QP `qpn` belongs to another communication than `comm`, or waits.
+    pub(super) fn is_local_qp_busy(&self, qpn: Qpn, comm: Option<CommId>) -> bool {
+        match self.by_local_qpn.get(qpn.get()) {
+            None => false,
+            Some(Owner::Live(other)) => Some(*other) != comm,
+            Some(Owner::TimeWait(_)) => true,
+        }
+    }
+
+    /// Stores a communication under its keys; `None` when the table is full.
+    pub(super) fn insert(&mut self, comm: Comm) -> Option<CommId> {
+        let (local, half_open) = (comm.local_id, comm.state.is_half_open());
+        let listener = comm.listener.filter(|_| comm.state.is_pending());
+        let handle = self.comms.insert(comm)?;
+        if let Some(listener) = listener.and_then(|l| self.listeners.get_mut(l)) {
+            listener.pending += 1;
+        }
+        self.by_local_id.insert(local.get(), handle);
+        self.half_open += usize::from(half_open);
+        self.index(handle);
+        Some(handle)
+    }
+
+    /// Adds the keys that a communication has by now.
+    pub(super) fn index(&mut self, handle: CommId) {
+        let Some(comm) = self.comms.get(handle) else { return };
+        if let Some(qpn) = comm.local_qpn {
+            self.by_local_qpn.insert(qpn.get(), Owner::Live(handle));
+        }
+        let Some(guid) = comm.remote_guid else { return };
+        self.by_remote_id.insert((guid, comm.remote_id), handle);
+        if let Some(qpn) = comm.remote_qpn {
+            self.by_remote_qpn.insert((guid, qpn.get()), Owner::Live(handle));
+        }
+    }
+
+    /// Changes the state, and with it the timer.
+    pub(super) fn set_state(&mut self, handle: CommId, state: State, due: Option<Instant>) {
+        let Some(comm) = self.comms.get_mut(handle) else { return };
+        let was_pending = comm.state.is_pending() && !state.is_pending();
+        if let Some(listener) = comm.listener.filter(|_| was_pending).and_then(|l| self.listeners.get_mut(l)) {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
+        self.half_open -= usize::from(comm.state.is_half_open());
+        self.half_open += usize::from(state.is_half_open());
+        comm.state = state;
+        self.set_due(handle, due);
+    }
+
+    pub(super) fn set_due(&mut self, handle: CommId, due: Option<Instant>) {
+        let Some(comm) = self.comms.get_mut(handle) else { return };
+        if let Some(old) = comm.due {
+            self.timers.remove(&(old, handle));
+        }
+        comm.due = due;
+        if let Some(at) = due {
+            self.timers.insert((at, handle));
+        }
+    }
+
+    /// Takes a communication out of all tables.
+    pub(super) fn remove(&mut self, handle: CommId) -> Option<Comm> {
+        self.set_due(handle, None);
+        let comm = self.comms.remove(handle)?;
+        let pending = comm.state.is_pending();
+        if let Some(listener) = comm.listener.filter(|_| pending).and_then(|l| self.listeners.get_mut(l)) {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
+        self.half_open -= usize::from(comm.state.is_half_open());
+        self.by_local_id.remove(comm.local_id.get());
+        let ours = Owner::Live(handle);
+        if let Some(qpn) = comm.local_qpn
+            && self.by_local_qpn.get(qpn.get()) == Some(&ours)
+        {
+            self.by_local_qpn.remove(qpn.get());
+        }
+        if let Some(guid) = comm.remote_guid {
+            if self.by_remote_id.get(&(guid, comm.remote_id)) == Some(&handle) {
+                self.by_remote_id.remove(&(guid, comm.remote_id));
+            }
+            if let Some(qpn) = comm.remote_qpn
+                && self.by_remote_qpn.get(&(guid, qpn.get())) == Some(&ours)
+            {
+                self.by_remote_qpn.remove(&(guid, qpn.get()));
+            }
+        }
+        Some(comm)
+    }
+
+    /// Turns a communication into a TIMEWAIT record that lasts `wait`. Returns the communication of an older
+    /// record that was forgotten for it.
+    pub(super) fn enter_timewait(&mut self, now: Instant, handle: CommId, wait: Duration) -> Option<CommId> {
+        let comm = self.remove(handle)?;
+        let evicted = if self.timewait.len() >= self.limits.timewait { self.evict_timewait() } else { None };
+        let record = TimeWait {
+            comm: handle,
+            remote: comm.remote_guid.zip(comm.remote_qpn),
+            local_qpn: comm.local_qpn,
+            due: now + wait,
+        };
+        let Some(id) = self.timewait.insert(record) else { return evicted };
+        self.timewait_timers.insert((record.due, id));
+        if let Some(qpn) = record.local_qpn {
+            self.by_local_qpn.insert(qpn.get(), Owner::TimeWait(id));
+        }
+        if let Some((guid, qpn)) = record.remote {
+            self.by_remote_qpn.insert((guid, qpn.get()), Owner::TimeWait(id));
+        }
+        evicted
+    }
+
+    /// Forgets the TIMEWAIT record that would end first.
+    fn evict_timewait(&mut self) -> Option<CommId> {
+        let (_, id) = *self.timewait_timers.first()?;
+        self.exit_timewait(id)
+    }
+
+    /// Ends a TIMEWAIT; returns the communication that it was.
+    pub(super) fn exit_timewait(&mut self, id: TimeWaitId) -> Option<CommId> {
+        let record = self.timewait.remove(id)?;
+        self.timewait_timers.remove(&(record.due, id));
+        let ours = Owner::TimeWait(id);
+        if let Some(qpn) = record.local_qpn
+            && self.by_local_qpn.get(qpn.get()) == Some(&ours)
+        {
+            self.by_local_qpn.remove(qpn.get());
+        }
+        if let Some((guid, qpn)) = record.remote
+            && self.by_remote_qpn.get(&(guid, qpn.get())) == Some(&ours)
+        {
+            self.by_remote_qpn.remove(&(guid, qpn.get()));
+        }
+        Some(record.comm)
+    }
+
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let comm = self.timers.first().map(|(at, _)| *at);
+        let timewait = self.timewait_timers.first().map(|(at, _)| *at);
+        comm.into_iter().chain(timewait).min()
+    }
+
+    /// A timer that is due by `now`. It stays until its owner sets another or goes.
+    pub(super) fn due_by(&self, now: Instant) -> Option<Timer> {
+        if let Some((_, id)) = self.timewait_timers.first().filter(|(at, _)| *at <= now) {
+            return Some(Timer::TimeWait(*id));
+        }
+        self.timers.first().filter(|(at, _)| *at <= now).map(|(_, id)| Timer::Comm(*id))
+    }
+
+    pub(super) fn add_listener(&mut self, listener: Listener) -> Option<ListenerId> {
+        let service = listener.service_id;
+        let id = self.listeners.insert(listener)?;
+        self.by_service.entry(service).or_default().push(id);
+        Some(id)
+    }
+
+    pub(super) fn remove_listener(&mut self, id: ListenerId) -> Option<Listener> {
+        let listener = self.listeners.remove(id)?;
+        if let Some(list) = self.by_service.get_mut(&listener.service_id) {
+            list.retain(|other| *other != id);
+            if list.is_empty() {
+                self.by_service.remove(&listener.service_id);
+            }
+        }
+        Some(listener)
+    }
+
+    /// The listeners of a service id. Their filters do not overlap, so at most one serves an address.
+    pub(super) fn listeners_of(&self, service: ServiceId) -> impl Iterator<Item = (ListenerId, &Listener)> {
+        let ids = self.by_service.get(&service).map_or(&[][..], Vec::as_slice);
+        ids.iter().filter_map(|id| self.listeners.get(*id).map(|l| (*id, l)))
+    }
+}
