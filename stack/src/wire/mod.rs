@@ -26,3 +26,6 @@ pub use packet::{
     WritePart,
 };
 pub use parse::{MAX_MESSAGE_LEN, ParseError};
+
+#[cfg(test)]
+mod tests;
