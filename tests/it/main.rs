@@ -2,3 +2,4 @@
 
 mod corner_cases;
 mod rc;
+mod wire_fixtures;
