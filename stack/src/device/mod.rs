@@ -2,11 +2,17 @@
 //!
 //! Owns the trait [`Device`] and its kinds. A wrapper (faults, taps) is a `Device` around a `Device`. Never knows a QP.
 
+pub mod af_packet;
+mod ethernet;
 pub mod fault;
+mod filter;
 pub mod impair;
 mod intercept;
 pub mod loopback;
+pub mod netlink;
 pub mod pcap;
+#[cfg(feature = "pnet")]
+pub mod pnet;
 pub(crate) mod sys;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -16,6 +22,7 @@ use core::net::IpAddr;
 use std::os::fd::RawFd;
 
 pub use self::intercept::{Direction, FLIPS_MAX, HELD_MAX, Intercepted, Judge, Verdict};
+pub use self::sys::netns::enter_netns;
 pub use crate::burst::IcrcMode;
 use crate::burst::{Medium, RxBurst, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
@@ -161,6 +168,18 @@ pub enum DeviceError {
     PortInUse {
         /// Asked for.
         address: IpAddr,
+    },
+    /// The interface carries no Ethernet frames (loopback, tunnel).
+    #[error("interface {name} is not Ethernet; use a udp: device")]
+    NotEthernet {
+        /// Interface.
+        name: String,
+    },
+    /// An endpoint cannot have this MAC.
+    #[error("{mac} is not a unicast MAC; take one such as 02:00:00:00:00:01")]
+    NotOurMac {
+        /// Asked for.
+        mac: MacAddr,
     },
     /// The process lacks a capability.
     #[error(

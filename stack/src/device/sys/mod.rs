@@ -4,6 +4,8 @@
 //! buffers that it owns; nothing here decides anything or knows what a frame means.
 
 pub(crate) mod interfaces;
+pub(crate) mod netns;
+pub(crate) mod packet;
 pub(crate) mod poll;
 pub(crate) mod udp;
 

@@ -1,0 +1,260 @@
+//! The AF_PACKET device: RoCEv2 on raw Ethernet, frames in batches.
+//!
+//! Owns a packet socket that receives and one that sends, and, where the addresses are the kernel's, a UDP socket on
+//! each that keeps the kernel from refusing our peers. A received superframe (segmentation left to the receiver, as veth
+//! does) is handed on as a burst. Sends one frame a burst: superframes need the virtio header on the sending socket too.
+//! Needs `cap_net_raw`. Never knows a QP.
+
+use core::net::IpAddr;
+use std::io;
+use std::os::fd::{AsRawFd as _, RawFd};
+
+use socket2::Socket;
+
+pub use super::ethernet::AddressMode;
+use super::ethernet::{EthernetPort, Placed, Setup};
+use super::netlink::InterfaceFacts;
+use super::sys::packet::{BATCH, PacketSocket, RecvBatch, SendBatch};
+use super::sys::poll::{Watch, wait};
+use super::sys::udp::raise_buffers;
+use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
+use crate::neighbor::NeighborCounters;
+use crate::time::{Duration, Instant};
+use crate::types::MacAddr;
+use crate::wire::VlanTag;
+
+/// Socket buffer asked for, each way.
+const SOCKET_BUFFER: usize = 8 << 20;
+/// How soon frames that the system did not take are offered again.
+const RETRY_AFTER: Duration = Duration::from_micros(200);
+/// Errors in a row that a receive or a send passes over.
+const ERRORS_PASSED: usize = 8;
+
+/// How an [`AfPacket`] device shall be.
+#[derive(Clone, Debug)]
+pub struct AfPacketConfig {
+    /// Name of the interface.
+    pub interface: String,
+    /// Whose addresses.
+    pub mode: AddressMode,
+    /// The VLAN to be on, by a tag in each frame; on a VLAN interface of the kernel (`eth0.5`) leave it `None`. With a
+    /// tag, the kernel does not answer for its addresses, so the device does.
+    pub vlan: Option<VlanTag>,
+    /// ICRC policy on receive.
+    pub icrc: IcrcMode,
+}
+
+impl AfPacketConfig {
+    /// Beside the kernel on `interface`, untagged.
+    #[must_use]
+    pub fn shared(interface: impl Into<String>) -> Self {
+        Self { interface: interface.into(), mode: AddressMode::Shared, vlan: None, icrc: IcrcMode::Check }
+    }
+
+    /// With a MAC and addresses of its own on `interface`, untagged.
+    #[must_use]
+    pub fn own(interface: impl Into<String>, mac: MacAddr, addresses: Vec<IpAddr>) -> Self {
+        Self { mode: AddressMode::Own { mac, addresses }, ..Self::shared(interface) }
+    }
+}
+
+/// A packet socket as a device.
+pub struct AfPacket {
+    port: EthernetPort,
+    rx_socket: PacketSocket,
+    tx_socket: PacketSocket,
+    rx: RecvBatch,
+    tx: SendBatch,
+    /// Slots of `tx` that wait: `next..filled`.
+    next: usize,
+    filled: usize,
+    /// Set while slots wait that the system did not take.
+    retry_at: Option<Instant>,
+    /// Hold the kernel's port 4791; never read.
+    _guards: Vec<Socket>,
+}
+
+impl AfPacket {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoInterface`], [`DeviceError::NotEthernet`], [`DeviceError::MissingCapability`],
+    /// [`DeviceError::NoAddress`], [`DeviceError::MtuTooSmall`], [`DeviceError::PortInUse`] (another process has port
+    /// 4791 of a shared address), [`DeviceError::Io`].
+    pub fn open(config: AfPacketConfig) -> Result<Self, DeviceError> {
+        let facts = InterfaceFacts::of(&config.interface)?;
+        let setup = Setup::of(facts, &config.mode, config.vlan)?;
+        let index = setup.facts.index;
+        let open_error = |source| setup.open_error(source);
+        let rx_socket = PacketSocket::receiver(index, &setup.filter()).map_err(open_error)?;
+        let tx_socket = PacketSocket::sender(index).map_err(open_error)?;
+        raise_buffers(rx_socket.as_fd(), SOCKET_BUFFER);
+        raise_buffers(tx_socket.as_fd(), SOCKET_BUFFER);
+        setup.listen(&rx_socket).map_err(open_error)?;
+        let guards = setup.guards()?;
+        let port = setup.port("packet", config.icrc)?;
+        Ok(Self {
+            tx: SendBatch::new(port.slot_len()),
+            port,
+            rx_socket,
+            tx_socket,
+            rx: RecvBatch::new(),
+            next: 0,
+            filled: 0,
+            retry_at: None,
+            _guards: guards,
+        })
+    }
+
+    /// What happened in resolving and answering.
+    #[must_use]
+    pub fn neighbor_counters(&self) -> NeighborCounters {
+        self.port.neighbor_counters()
+    }
+
+    /// Sends what the port itself wants sent.
+    fn flush_port(&mut self) -> Result<(), DeviceError> {
+        while let Some((frame, burst)) = self.port.next_frame() {
+            let sent = self.tx_socket.send(&frame);
+            self.port.recycle(frame);
+            match sent {
+                Ok(()) => {}
+                Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
+                // A question is asked again and an answer is asked for again.
+                Err(_) => self.port.lose(usize::from(burst)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the slots that wait; says whether all are gone. Those that the system does not take now stay.
+    fn flush(&mut self, now: Instant) -> Result<bool, DeviceError> {
+        self.retry_at = None;
+        let mut passed = 0;
+        while self.next < self.filled {
+            match self.tx.send(self.tx_socket.as_fd(), self.next..self.filled) {
+                Ok(sent) => {
+                    self.next += sent;
+                    passed = 0;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted && passed < ERRORS_PASSED => passed += 1,
+                Err(e) if is_full(&e) => {
+                    self.retry_at = Some(now + RETRY_AFTER);
+                    return Ok(false);
+                }
+                Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
+                // Interface down, frame too long for it: this one cannot be sent, the next may.
+                Err(_) => {
+                    self.port.lose(1);
+                    self.next += 1;
+                }
+            }
+        }
+        (self.next, self.filled) = (0, 0);
+        Ok(true)
+    }
+
+    /// Lets `source` fill free slots; returns how many bursts were taken and whether the source has no more.
+    fn fill(&mut self, now: Instant, want: usize, source: &mut TxSource<'_>) -> (usize, bool) {
+        let mut taken = 0;
+        while taken < want && self.filled < BATCH {
+            let slot = self.tx.buffer(self.filled);
+            let Some(burst) = source(self.port.room(slot)) else { return (taken, true) };
+            taken += 1;
+            if let Placed::Send(range) = self.port.place(now, &burst, self.tx.buffer(self.filled)) {
+                self.tx.set(self.filled, range);
+                self.filled += 1;
+            }
+        }
+        (taken, false)
+    }
+}
+
+impl Device for AfPacket {
+    fn capabilities(&self) -> &DeviceCapabilities {
+        self.port.capabilities()
+    }
+
+    fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
+        self.port.service(now);
+        let mut handed = self.port.receive_looped(now, budget, sink);
+        let mut passed = 0;
+        while handed < budget {
+            let want = (budget - handed).min(BATCH);
+            let got = match self.rx.receive(self.rx_socket.as_fd(), want) {
+                Ok(got) => got,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
+                Err(_) if passed < ERRORS_PASSED => {
+                    passed += 1;
+                    continue;
+                }
+                Err(_) => break,
+            };
+            for (meta, frame) in (0..got).filter_map(|i| self.rx.get(i)) {
+                if meta.truncated {
+                    self.port.lose_received();
+                } else {
+                    handed += usize::from(self.port.accept(now, frame, meta.tag, meta.segment, sink));
+                }
+            }
+            if got < want {
+                break;
+            }
+        }
+        self.flush_port()?;
+        Ok(handed)
+    }
+
+    fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
+        self.port.service(now);
+        self.flush_port()?;
+        let mut taken = 0;
+        while self.flush(now)? && taken < budget {
+            let (more, drained) = self.fill(now, budget - taken, source);
+            taken += more;
+            if drained {
+                self.flush(now)?;
+                break;
+            }
+        }
+        // Questions that the bursts raised.
+        self.flush_port()?;
+        Ok(taken)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        match (self.retry_at, self.port.poll_timeout()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.rx_socket.as_raw_fd())
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        if self.port.has_looped() {
+            return Ok(());
+        }
+        let readable = Watch::Readable(self.rx_socket.as_raw_fd());
+        let watch = [readable, Watch::Writable(self.tx_socket.as_raw_fd())];
+        let watch = if self.retry_at.is_some() { &watch[..] } else { &watch[..1] };
+        wait(watch, timeout).map(|_| ()).map_err(|source| DeviceError::Io { action: "waiting", source })
+    }
+
+    fn lost(&self) -> DeviceLosses {
+        self.port.losses()
+    }
+}
+
+/// The system has no room now.
+fn is_full(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// The interface was removed, or the socket is none.
+fn is_gone(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENXIO | libc::EBADF))
+}

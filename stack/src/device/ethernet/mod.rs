@@ -1,0 +1,432 @@
+//! An endpoint's place on an Ethernet network, over any raw frame I/O.
+//!
+//! Owns what the raw devices share: the Ethernet header before each burst, resolution of next hops with the bursts that
+//! wait for it, what our own address sends to itself, and what a received frame is for. Frames come and go as bytes: the
+//! device around it makes the system calls. Never knows a QP.
+
+mod next_hop;
+mod setup;
+
+use core::net::IpAddr;
+use core::ops::Range;
+use std::collections::VecDeque;
+
+use self::next_hop::HopCache;
+pub(super) use self::next_hop::Routes;
+pub(super) use self::setup::Setup;
+use super::{DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink};
+use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
+use crate::neighbor::{NeighborConfig, NeighborCounters, Neighbors, Resolution};
+use crate::time::Instant;
+use crate::types::{MacAddr, PathMtu};
+use crate::wire::{Flow, OuterError, VlanTag, parse_ethernet, parse_ip, write_ethernet};
+
+/// Bytes that a slot has before the IP header: an Ethernet header with a VLAN tag.
+pub(super) const HEADROOM: usize = 18;
+/// Bytes of an Ethernet header without a tag.
+const UNTAGGED: usize = 14;
+/// Bursts that wait for resolution, in all and for one next hop; further ones are lost.
+pub(super) const HELD_MAX: usize = 256;
+/// See [`HELD_MAX`].
+pub(super) const HELD_PER_HOP_MAX: usize = 64;
+/// Bursts to our own address that wait to be received; further ones are lost.
+pub(super) const LOOPED_MAX: usize = 1024;
+/// Segments a burst. Superframes need a device that says how it numbers the segments; this one sends frames.
+const SEGMENTS_MAX: usize = 1;
+const MTU_MIN: usize = 256 + PathMtu::HEADER_ALLOWANCE;
+const VLAN_TPID: [u8; 2] = [0x81, 0x00];
+
+/// Whose addresses a raw device uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressMode {
+    /// Those of the interface, beside the kernel, which goes on answering ARP and ping for them.
+    Shared,
+    /// A MAC and addresses that nobody else has; the device answers ARP, neighbour solicitation and ping for them. Every
+    /// destination is taken to be on the link.
+    Own {
+        /// The MAC; that of the interface, or any other unicast one.
+        mac: MacAddr,
+        /// The addresses, in the order of the GID table.
+        addresses: Vec<IpAddr>,
+    },
+}
+
+/// What the port is made of.
+pub(super) struct PortConfig {
+    /// Name of the device, for people.
+    pub(super) name: String,
+    /// Name of the interface.
+    pub(super) interface: String,
+    pub(super) mtu: usize,
+    pub(super) mac: MacAddr,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) vlan: Option<VlanTag>,
+    pub(super) icrc: IcrcMode,
+    /// Whether we answer for the addresses.
+    pub(super) answers: bool,
+    pub(super) routes: Routes,
+}
+
+/// What became of a burst that was put into a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Placed {
+    /// These bytes of the slot are a frame to send.
+    Send(Range<usize>),
+    /// It was kept, or counted as lost: the slot is free.
+    Gone,
+}
+
+struct Held {
+    hop: IpAddr,
+    burst: TxBurst,
+    /// A slot's bytes, headroom included.
+    bytes: Vec<u8>,
+}
+
+/// See the module.
+pub(super) struct EthernetPort {
+    capabilities: DeviceCapabilities,
+    mac: MacAddr,
+    vlan: Option<VlanTag>,
+    neighbors: Neighbors,
+    /// The neighbours' generation that `hops` and `held` have seen.
+    generation: u64,
+    routes: Routes,
+    hops: HopCache,
+    held: VecDeque<Held>,
+    ready: VecDeque<Vec<u8>>,
+    looped: VecDeque<Vec<u8>>,
+    spare: Vec<Vec<u8>>,
+    losses: DeviceLosses,
+    next_id: u16,
+}
+
+impl EthernetPort {
+    /// # Errors
+    /// [`DeviceError::MtuTooSmall`].
+    pub(super) fn new(config: PortConfig) -> Result<Self, DeviceError> {
+        let PortConfig { name, interface, mtu, mac, addresses, vlan, icrc, answers, routes } = config;
+        let Some(path_mtu) = PathMtu::for_interface(mtu).filter(|_| mtu >= MTU_MIN) else {
+            return Err(DeviceError::MtuTooSmall { name: interface, mtu });
+        };
+        let neighbors = Neighbors::new(NeighborConfig { mac, addresses: addresses.clone(), answers, mtu });
+        let capabilities = DeviceCapabilities {
+            medium: Medium::Ip,
+            mtu,
+            path_mtu,
+            segments_max: SEGMENTS_MAX,
+            icrc,
+            addresses,
+            mac: Some(mac),
+            name,
+        };
+        Ok(Self {
+            capabilities,
+            mac,
+            vlan,
+            generation: neighbors.generation(),
+            neighbors,
+            routes,
+            hops: HopCache::default(),
+            held: VecDeque::with_capacity(HELD_MAX),
+            ready: VecDeque::with_capacity(HELD_MAX),
+            looped: VecDeque::new(),
+            spare: Vec::new(),
+            losses: DeviceLosses::default(),
+            next_id: 1,
+        })
+    }
+
+    pub(super) const fn capabilities(&self) -> &DeviceCapabilities {
+        &self.capabilities
+    }
+
+    pub(super) const fn losses(&self) -> DeviceLosses {
+        self.losses
+    }
+
+    pub(super) const fn neighbor_counters(&self) -> NeighborCounters {
+        self.neighbors.counters()
+    }
+
+    /// Counts bursts that were placed and then not sent.
+    pub(super) fn lose(&mut self, bursts: usize) {
+        self.losses.transmit += bursts as u64;
+    }
+
+    /// Counts a frame for us that cannot be read.
+    pub(super) fn lose_received(&mut self) {
+        self.losses.receive += 1;
+    }
+
+    /// Tells the network of our addresses.
+    pub(super) fn announce(&mut self) {
+        self.neighbors.announce();
+    }
+
+    /// Bytes that a slot must have.
+    pub(super) const fn slot_len(&self) -> usize {
+        HEADROOM + self.capabilities.mtu
+    }
+
+    /// A slot as the endpoint shall fill it.
+    pub(super) const fn room<'a>(&self, slot: &'a mut [u8]) -> TxRoom<'a> {
+        TxRoom {
+            buf: slot,
+            headroom: HEADROOM,
+            segments_max: SEGMENTS_MAX,
+            ids: IdRule::From(self.next_id),
+            medium: Medium::Ip,
+        }
+    }
+
+    /// Puts the Ethernet header before what the endpoint wrote into `slot`.
+    pub(super) fn place(&mut self, now: Instant, burst: &TxBurst, slot: &mut [u8]) -> Placed {
+        self.next_id = self.next_id.wrapping_add(1);
+        let flow = &burst.flow;
+        let ours = &self.capabilities.addresses;
+        // What another would refuse: a foreign source, or a packet that the interface cannot carry.
+        if burst.segments != 1 || burst.len > self.capabilities.mtu || !ours.contains(&flow.src) {
+            self.losses.transmit += 1;
+            return Placed::Gone;
+        }
+        if ours.contains(&flow.dst) {
+            self.loop_back(burst, slot);
+            return Placed::Gone;
+        }
+        let mac = match self.hops.get(now, flow.dst) {
+            Some(mac) => mac,
+            None => match self.resolve(now, flow) {
+                (_, Resolution::Known(mac)) => mac,
+                (hop, Resolution::Pending) => {
+                    self.hold(hop, burst, slot);
+                    return Placed::Gone;
+                }
+                (_, Resolution::Unreachable) => {
+                    self.losses.transmit += 1;
+                    return Placed::Gone;
+                }
+            },
+        };
+        match self.frame(mac, burst, slot) {
+            Some(range) => Placed::Send(range),
+            None => {
+                self.losses.transmit += 1;
+                Placed::Gone
+            }
+        }
+    }
+
+    /// Hands a received frame to whom it is for; says whether `sink` got it. `tag` and `segment` are what the system took
+    /// out of it.
+    pub(super) fn accept(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        tag: Option<u16>,
+        segment: Option<u16>,
+        sink: &mut RxSink<'_>,
+    ) -> bool {
+        let Some(to) = frame.first_chunk::<6>().map(|m| MacAddr(*m)) else { return false };
+        if to != self.mac && !to.is_multicast() {
+            return false;
+        }
+        // A tag with VLAN 0 states a priority alone.
+        let id = |tag: Option<VlanTag>| tag.map_or(0, |t| t.id);
+        let tag = tag.or_else(|| inner_tag(frame)).map(|tci| VlanTag { id: tci & 0xfff, priority: (tci >> 13) as u8 });
+        if id(tag) != id(self.vlan) {
+            return false;
+        }
+        match parse_ethernet(frame) {
+            Ok(parsed) => {
+                if !self.is_ours(parsed.flow.dst) {
+                    return false;
+                }
+                let bytes = parsed.payload;
+                // What is longer than the interface carries is a superframe; without the size of its segments it is lost.
+                let segment = segment.map_or(bytes.len(), usize::from).min(bytes.len());
+                if bytes.is_empty() || segment > self.capabilities.mtu {
+                    self.losses.receive += 1;
+                    return false;
+                }
+                let flow = Flow { vlan: parsed.flow.vlan.or(tag), ..parsed.flow };
+                sink(RxBurst { flow, bytes, segment, ids: RxIds::Known(parsed.ip), at: now });
+                return true;
+            }
+            Err(OuterError::NotIp(_) | OuterError::NotUdp(_) | OuterError::NotRoce(_)) => {
+                self.neighbors.handle_frame(now, frame);
+                self.release();
+            }
+            // Options and fragments are found before the protocol is.
+            Err(_) if !is_udp(frame) => {
+                self.neighbors.handle_frame(now, frame);
+                self.release();
+            }
+            Err(_) => self.losses.receive += 1,
+        }
+        false
+    }
+
+    /// Hands at most `budget` bursts that we sent to ourselves to `sink`; returns how many.
+    pub(super) fn receive_looped(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> usize {
+        let mut handed = 0;
+        while handed < budget
+            && let Some(packet) = self.looped.pop_front()
+        {
+            match parse_ip(&packet) {
+                Ok(parsed) => {
+                    let bytes = parsed.payload;
+                    let ids = RxIds::Known(parsed.ip);
+                    sink(RxBurst { flow: parsed.flow, bytes, segment: bytes.len(), ids, at: now });
+                    handed += 1;
+                }
+                Err(_) => self.losses.receive += 1,
+            }
+            self.recycle(packet);
+        }
+        handed
+    }
+
+    /// Does what is due: call before frames are received or sent.
+    pub(super) fn service(&mut self, now: Instant) {
+        if self.neighbors.poll_timeout().is_some_and(|due| due <= now) {
+            self.neighbors.handle_timeout(now);
+            self.release();
+        }
+    }
+
+    /// The next frame that the port itself wants sent: questions, answers, and bursts that waited. Says whether it is a
+    /// burst (then its loss counts).
+    pub(super) fn next_frame(&mut self) -> Option<(Vec<u8>, bool)> {
+        if let Some(frame) = self.ready.pop_front() {
+            return Some((frame, true));
+        }
+        let mut frame = self.neighbors.poll_frame()?;
+        if let Some(tag) = self.vlan {
+            let tci = (u16::from(tag.priority & 7) << 13 | (tag.id & 0xfff)).to_be_bytes();
+            frame.splice(12..12, VLAN_TPID.into_iter().chain(tci));
+        }
+        Some((frame, false))
+    }
+
+    /// Takes a sent frame's memory back.
+    pub(super) fn recycle(&mut self, mut bytes: Vec<u8>) {
+        if self.spare.len() < HELD_MAX {
+            bytes.clear();
+            self.spare.push(bytes);
+        }
+    }
+
+    /// Whether bursts to ourselves wait.
+    pub(super) fn has_looped(&self) -> bool {
+        !self.looped.is_empty()
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        let now = Some(Instant::ZERO)
+            .filter(|_| !self.looped.is_empty() || !self.ready.is_empty() || self.neighbors.has_frames());
+        now.or_else(|| self.neighbors.poll_timeout())
+    }
+
+    fn is_ours(&self, ip: IpAddr) -> bool {
+        self.capabilities.addresses.contains(&ip) || ip.is_multicast()
+    }
+
+    /// The slow path of [`Self::place`]: at most once a second for a destination that is known.
+    fn resolve(&mut self, now: Instant, flow: &Flow) -> (IpAddr, Resolution) {
+        if flow.dst.is_multicast() {
+            return (flow.dst, self.neighbors.resolve(now, flow.dst, flow.src));
+        }
+        let Some(hop) = self.routes.next_hop(now, flow.dst) else {
+            return (flow.dst, Resolution::Unreachable);
+        };
+        if self.neighbors.peek(hop).is_none()
+            && let Some(mac) = self.routes.known_neighbor(hop)
+        {
+            self.neighbors.insert(now, hop, mac);
+        }
+        let resolution = self.neighbors.resolve(now, hop, flow.src);
+        self.release();
+        if let Resolution::Known(mac) = resolution {
+            self.hops.put(now, flow.dst, mac);
+        }
+        (hop, resolution)
+    }
+
+    fn frame(&self, mac: MacAddr, burst: &TxBurst, slot: &mut [u8]) -> Option<Range<usize>> {
+        let vlan = burst.flow.vlan.or(self.vlan);
+        let start = if vlan.is_some() { 0 } else { HEADROOM - UNTAGGED };
+        write_ethernet(mac, self.mac, vlan, burst.flow.dst.is_ipv4(), slot.get_mut(start..HEADROOM)?)?;
+        Some(start..HEADROOM + burst.len)
+    }
+
+    fn hold(&mut self, hop: IpAddr, burst: &TxBurst, slot: &[u8]) {
+        let same = self.held.iter().filter(|h| h.hop == hop).count();
+        let Some(bytes) = slot.get(..HEADROOM + burst.len) else { return };
+        if self.held.len() >= HELD_MAX || same >= HELD_PER_HOP_MAX {
+            self.losses.transmit += 1;
+            return;
+        }
+        let bytes = self.copy(bytes);
+        self.held.push_back(Held { hop, burst: *burst, bytes });
+    }
+
+    fn loop_back(&mut self, burst: &TxBurst, slot: &[u8]) {
+        let Some(bytes) = slot.get(HEADROOM..HEADROOM + burst.len) else { return };
+        if self.looped.len() >= LOOPED_MAX {
+            self.losses.transmit += 1;
+            return;
+        }
+        let bytes = self.copy(bytes);
+        self.looped.push_back(bytes);
+    }
+
+    fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.extend_from_slice(bytes);
+        copy
+    }
+
+    /// After news of the neighbours: forgets what may be wrong and decides on the bursts that waited, in their order.
+    fn release(&mut self) {
+        if self.generation == self.neighbors.generation() {
+            return;
+        }
+        self.generation = self.neighbors.generation();
+        self.hops.clear();
+        for _ in 0..self.held.len() {
+            let Some(mut held) = self.held.pop_front() else { break };
+            match self.neighbors.peek(held.hop) {
+                Some(Resolution::Pending) => self.held.push_back(held),
+                Some(Resolution::Known(mac)) => match self.frame(mac, &held.burst, &mut held.bytes) {
+                    Some(range) => {
+                        held.bytes.drain(..range.start);
+                        self.ready.push_back(held.bytes);
+                    }
+                    None => self.losses.transmit += 1,
+                },
+                Some(Resolution::Unreachable) | None => {
+                    self.losses.transmit += 1;
+                    self.recycle(held.bytes);
+                }
+            }
+        }
+    }
+}
+
+/// The tag of a frame that still has it.
+fn inner_tag(frame: &[u8]) -> Option<u16> {
+    match frame.get(12..16) {
+        Some(&[0x81, 0x00, high, low]) => Some(u16::from_be_bytes([high, low])),
+        _ => None,
+    }
+}
+
+/// Whether an untagged IP frame says that it carries UDP.
+fn is_udp(frame: &[u8]) -> bool {
+    let protocol = match frame.get(12..14) {
+        Some([0x08, 0x00]) => frame.get(23),
+        _ => frame.get(20),
+    };
+    protocol == Some(&17)
+}

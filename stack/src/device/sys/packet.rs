@@ -1,0 +1,354 @@
+//! Packet sockets in batches: `recvmmsg(2)` and `sendmmsg(2)` on whole Ethernet frames.
+//!
+//! Owns the frame buffers of both directions, allocated once. Never looks into a frame.
+#![allow(unsafe_code)] // This directory is where system calls are.
+
+use core::ops::Range;
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, RawFd};
+
+use socket2::{Domain, SockFilter, Socket, Type};
+
+use super::set_int;
+use crate::types::MacAddr;
+
+/// Frames that one system call moves.
+pub(crate) const BATCH: usize = 32;
+/// Bytes of the longest frame that is taken whole: a superframe of 65,535 bytes with its Ethernet header.
+pub(crate) const FRAME_MAX: usize = 65_535 + 18;
+/// Where a frame starts in its page: see the UDP socket's.
+const PAGE_OFFSET: usize = 1024;
+const PAGE: usize = 4096;
+/// A virtio network header (linux/virtio_net.h): flags, type of segmentation, header length, segment size, checksum
+/// start and offset.
+const VNET_HEADER: usize = 10;
+const VNET_GSO_UDP: u8 = 5;
+const VNET_GSO_ECN: u8 = 0x80;
+/// `struct tpacket_auxdata`: status, lengths, offsets, VLAN tag, VLAN protocol.
+const AUXDATA: usize = 20;
+/// The system's constants, in the width that its structures want.
+const EVERY_PROTOCOL: u16 = libc::ETH_P_ALL as u16;
+const PROMISCUOUS: u16 = libc::PACKET_MR_PROMISC as u16;
+const GROUP: u16 = libc::PACKET_MR_MULTICAST as u16;
+const CONTROL_MAX: usize = 64;
+
+#[derive(Clone)]
+#[repr(C, align(4096))]
+struct Page([u8; PAGE]);
+
+/// Equal pieces of page-aligned memory.
+struct Slots {
+    pages: Box<[Page]>,
+    each: usize,
+    len: usize,
+}
+
+impl Slots {
+    fn new(count: usize, len: usize) -> Self {
+        let each = (PAGE_OFFSET + len).div_ceil(PAGE);
+        Self { pages: vec![Page([0; PAGE]); each * count].into_boxed_slice(), each, len }
+    }
+
+    fn get(&self, i: usize) -> &[u8] {
+        let pages = &self.pages[i * self.each..(i + 1) * self.each];
+        // SAFETY: pages are arrays of bytes without padding, side by side.
+        let bytes = unsafe { core::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), size_of_val(pages)) };
+        &bytes[PAGE_OFFSET..PAGE_OFFSET + self.len]
+    }
+
+    fn get_mut(&mut self, i: usize) -> &mut [u8] {
+        let pages = &mut self.pages[i * self.each..(i + 1) * self.each];
+        // SAFETY: as above, and borrowed for writing.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(pages.as_mut_ptr().cast::<u8>(), size_of_val(pages)) };
+        &mut bytes[PAGE_OFFSET..PAGE_OFFSET + self.len]
+    }
+}
+
+/// A packet socket of one interface.
+pub(crate) struct PacketSocket(Socket);
+
+impl PacketSocket {
+    /// A socket that receives what `filter` lets through of the frames that arrive at interface `index`, with their VLAN
+    /// tags and segment sizes.
+    ///
+    /// # Errors
+    /// The system's answer; `PermissionDenied` without `cap_net_raw`.
+    pub(crate) fn receiver(index: u32, filter: &[SockFilter]) -> io::Result<Self> {
+        let socket = Self::filtered(filter)?;
+        let fd = socket.0.as_fd();
+        set_int(fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
+        set_int(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        socket.bind(index, EVERY_PROTOCOL)?;
+        Ok(socket)
+    }
+
+    /// A socket that has the filter and hears nothing yet: for one who binds it.
+    ///
+    /// # Errors
+    /// As [`Self::receiver`].
+    pub(crate) fn filtered(filter: &[SockFilter]) -> io::Result<Self> {
+        // Protocol 0 hears nothing, so nothing gets in before the filter.
+        let socket = Self(Socket::new(Domain::PACKET, Type::RAW, None)?);
+        socket.0.set_nonblocking(true)?;
+        socket.0.attach_filter(filter)?;
+        // Linux 4.20; the filter drops them too, this is sooner.
+        let _ = set_int(socket.0.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1);
+        Ok(socket)
+    }
+
+    /// A socket that only sends, from interface `index`.
+    ///
+    /// # Errors
+    /// As [`Self::receiver`].
+    pub(crate) fn sender(index: u32) -> io::Result<Self> {
+        let socket = Self(Socket::new(Domain::PACKET, Type::RAW, None)?);
+        socket.0.set_nonblocking(true)?;
+        socket.bind(index, 0)?;
+        Ok(socket)
+    }
+
+    /// Lets frames to any MAC up, until the socket closes.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub(crate) fn promiscuous(&self, index: u32) -> io::Result<()> {
+        self.join(index, PROMISCUOUS, None)
+    }
+
+    /// Lets frames to a group MAC up, until the socket closes.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub(crate) fn join_group(&self, index: u32, group: MacAddr) -> io::Result<()> {
+        self.join(index, GROUP, Some(group))
+    }
+
+    /// Sends one frame.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
+        self.0.send_with_flags(frame, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(|_| ())
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Gives the descriptor away; who takes it closes it.
+    #[cfg(feature = "pnet")]
+    pub(crate) fn into_raw_fd(self) -> RawFd {
+        use std::os::fd::IntoRawFd as _;
+        self.0.into_raw_fd()
+    }
+
+    fn bind(&self, index: u32, protocol: u16) -> io::Result<()> {
+        // SAFETY: `sockaddr_ll` is plain data for which all zeroes is a value.
+        let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as libc::sa_family_t;
+        address.sll_protocol = protocol.to_be();
+        address.sll_ifindex = index.cast_signed();
+        // SAFETY: the pointer and the length describe `address`, which outlives the call.
+        let rc = unsafe {
+            libc::bind(
+                self.0.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+            )
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn join(&self, index: u32, kind: u16, group: Option<MacAddr>) -> io::Result<()> {
+        // SAFETY: `packet_mreq` is plain data for which all zeroes is a value.
+        let mut request: libc::packet_mreq = unsafe { mem::zeroed() };
+        request.mr_ifindex = index.cast_signed();
+        request.mr_type = kind;
+        if let Some(MacAddr(group)) = group {
+            request.mr_alen = 6;
+            request.mr_address[..6].copy_from_slice(&group);
+        }
+        // SAFETY: the pointer and the length describe `request`, which outlives the call.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_ADD_MEMBERSHIP,
+                (&raw const request).cast(),
+                size_of::<libc::packet_mreq>() as libc::socklen_t,
+            )
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsRawFd for PacketSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// What came with a frame.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Meta {
+    len: usize,
+    /// It was longer than [`FRAME_MAX`], or the socket's own data did not fit.
+    pub(crate) truncated: bool,
+    /// VLAN tag control information that the system took out of the frame.
+    pub(crate) tag: Option<u16>,
+    /// UDP payload bytes of each segment, when the frame is a superframe.
+    pub(crate) segment: Option<u16>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_MAX]);
+
+/// Frames received.
+pub(crate) struct RecvBatch {
+    slots: Slots,
+    vnet: Box<[[u8; VNET_HEADER]; BATCH]>,
+    controls: Box<[Control; BATCH]>,
+    metas: [Meta; BATCH],
+}
+
+impl RecvBatch {
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Slots::new(BATCH, FRAME_MAX),
+            vnet: Box::new([[0; VNET_HEADER]; BATCH]),
+            controls: Box::new([Control([0; CONTROL_MAX]); BATCH]),
+            metas: [Meta::default(); BATCH],
+        }
+    }
+
+    /// Receives at most `want` (and [`BATCH`]) waiting frames from a [`PacketSocket::receiver`]; returns how many. They
+    /// replace those before.
+    ///
+    /// # Errors
+    /// The system's answer; `WouldBlock` when none waits.
+    pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>, want: usize) -> io::Result<usize> {
+        let want = want.min(BATCH);
+        // SAFETY: both are plain data (integers and pointers) for which all zeroes is a value.
+        let (mut iovs, mut headers): ([[libc::iovec; 2]; BATCH], [libc::mmsghdr; BATCH]) = unsafe { mem::zeroed() };
+        for (i, (header, pair)) in headers.iter_mut().zip(&mut iovs).enumerate().take(want) {
+            let [vnet, frame] = pair;
+            vnet.iov_base = (&raw mut self.vnet[i]).cast();
+            vnet.iov_len = VNET_HEADER;
+            frame.iov_base = self.slots.get_mut(i).as_mut_ptr().cast();
+            frame.iov_len = FRAME_MAX;
+            header.msg_hdr.msg_iov = pair.as_mut_ptr();
+            header.msg_hdr.msg_iovlen = 2;
+            header.msg_hdr.msg_control = (&raw mut self.controls[i]).cast();
+            header.msg_hdr.msg_controllen = CONTROL_MAX as _;
+        }
+        // SAFETY: the first `want` headers name buffers of the stated lengths that live as long as `self` (the iovecs: as
+        // this call), and no reference to any of them is used during the call. A null timeout is allowed.
+        let rc = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr(),
+                want as libc::c_uint,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let got = usize::try_from(rc).map_err(|_| io::Error::last_os_error())?;
+        for (i, header) in headers.iter().enumerate().take(got) {
+            let len = (header.msg_len as usize).saturating_sub(VNET_HEADER).min(FRAME_MAX);
+            let truncated = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            // SAFETY: the system has filled in the control messages of the first `got` headers.
+            let tag = unsafe { tag(&header.msg_hdr) };
+            let v = &self.vnet[i];
+            let size = u16::from_ne_bytes([v[4], v[5]]);
+            let segment = (v[1] & !VNET_GSO_ECN == VNET_GSO_UDP && size > 0).then_some(size);
+            self.metas[i] = Meta { len, truncated, tag, segment };
+        }
+        Ok(got)
+    }
+
+    /// Frame `i` of the last [`Self::receive`].
+    pub(crate) fn get(&self, i: usize) -> Option<(Meta, &[u8])> {
+        let meta = *self.metas.get(i)?;
+        Some((meta, self.slots.get(i).get(..meta.len)?))
+    }
+}
+
+/// Reads the VLAN tag among the control messages.
+///
+/// # Safety
+/// `header` names a control buffer that the system has filled in.
+unsafe fn tag(header: &libc::msghdr) -> Option<u16> {
+    // SAFETY: `header` is as the system left it.
+    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a header inside the buffer.
+    while let Some(c) = unsafe { next.as_ref() } {
+        // SAFETY: `c` is inside the buffer, and its data follows it.
+        let data = unsafe { libc::CMSG_DATA(next) };
+        #[allow(clippy::unnecessary_cast)] // 32 bits on musl.
+        let room = (c.cmsg_len as usize).saturating_sub(data.addr() - next.addr());
+        if (c.cmsg_level, c.cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA) && room >= AUXDATA {
+            // SAFETY: the message has `room` bytes.
+            let aux = unsafe { data.cast::<[u8; AUXDATA]>().read_unaligned() };
+            let status = u32::from_ne_bytes([aux[0], aux[1], aux[2], aux[3]]);
+            let valid = status & libc::TP_STATUS_VLAN_VALID != 0;
+            return valid.then(|| u16::from_ne_bytes([aux[16], aux[17]]));
+        }
+        // SAFETY: as for CMSG_FIRSTHDR.
+        next = unsafe { libc::CMSG_NXTHDR(header, next) };
+    }
+    None
+}
+
+/// Frames to send.
+pub(crate) struct SendBatch {
+    slots: Slots,
+    ranges: [(usize, usize); BATCH],
+}
+
+impl SendBatch {
+    /// Buffers of `len` bytes.
+    pub(crate) fn new(len: usize) -> Self {
+        Self { slots: Slots::new(BATCH, len), ranges: [(0, 0); BATCH] }
+    }
+
+    /// Memory of frame `i`.
+    pub(crate) fn buffer(&mut self, i: usize) -> &mut [u8] {
+        self.slots.get_mut(i)
+    }
+
+    /// Says which bytes of its buffer are frame `i`.
+    pub(crate) fn set(&mut self, i: usize, range: Range<usize>) {
+        let end = range.end.min(self.slots.len);
+        self.ranges[i] = (range.start.min(end), end);
+    }
+
+    /// Sends frames `range` in order; returns how many the system took.
+    ///
+    /// # Errors
+    /// The system's answer to the first of them; none was sent then.
+    pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, range: Range<usize>) -> io::Result<usize> {
+        let (first, count) = (range.start, range.end.min(BATCH).saturating_sub(range.start));
+        // SAFETY: both are plain data (integers and pointers) for which all zeroes is a value.
+        let (mut iovs, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) = unsafe { mem::zeroed() };
+        for (i, (header, iov)) in (first..first + count).zip(headers.iter_mut().zip(&mut iovs)) {
+            let (from, to) = self.ranges[i];
+            iov.iov_base = self.slots.get_mut(i)[from..to].as_mut_ptr().cast();
+            iov.iov_len = to - from;
+            header.msg_hdr.msg_iov = iov;
+            header.msg_hdr.msg_iovlen = 1;
+        }
+        // SAFETY: the first `count` headers name buffers of the stated lengths that live as long as `self` and that the
+        // system only reads.
+        let rc = unsafe {
+            libc::sendmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr(),
+                count as libc::c_uint,
+                (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
+            )
+        };
+        usize::try_from(rc).map_err(|_| io::Error::last_os_error())
+    }
+}
