@@ -1,5 +1,6 @@
 //! Integration tests.
 
 mod corner_cases;
+mod ether;
 mod rc;
 mod wire_fixtures;
