@@ -517,7 +517,7 @@ impl Qp {
     /// The oldest send failed: RC goes to ERR, UC and UD to SQE.
     fn fail_send(&mut self, failure: &SendFailure, cx: &mut Cx<'_>) {
         let (tries, since) = match &self.sender {
-            Sender::Connected(r) => (u32::from(r.retries_used).max(r.rnr_used) + 1, r.waiting_since),
+            Sender::Connected(r) => (r.rnr_used.saturating_add(u32::from(r.retries_used) + 1), r.waiting_since),
             Sender::Datagram(_) => (1, cx.now),
         };
         let detail = ErrorDetail {
