@@ -37,3 +37,4 @@ pub mod engine;
 
 // 6 drivers over a driver
 pub mod host;
+pub mod sim;

@@ -3,4 +3,7 @@
 mod corner_cases;
 mod ether;
 mod rc;
+mod sim_exchange;
+mod sim_random;
+mod sim_world;
 mod wire_fixtures;

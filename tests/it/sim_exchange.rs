@@ -1,0 +1,821 @@
+//! One random exchange between two endpoints, and the model that it is checked against.
+//!
+//! Each party of a connection owns four memories: a source that its SENDs and WRITEs read, a target that the peer
+//! writes, reads and does atomics on, a landing for what its READs and atomics bring, and an inbox for what the peer
+//! SENDs. The model applies the work requests one after the other, in the order in which they were posted, to plain byte
+//! vectors. A WRITE or atomic that overlaps an earlier READ is fenced: without it the order of the two is open.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uroce::device::Verdict;
+use uroce::device::impair::ImpairModel;
+use uroce::endpoint::EndpointConfig;
+use uroce::raw::Region;
+use uroce::rng::Rng;
+use uroce::sim::{NodeId, World};
+use uroce::time::Duration;
+use uroce::types::{AckTimeout, Gid, Imm, PathMtu, Psn, Qpn, RetryCount, Rkey, RnrRetry, RnrTimer};
+use uroce::verbs::{
+    AccessFlags, AddressVector, CqHandle, FailureKind, InitAttr, MemoryRegion, Operation, Payload, PdHandle, PostError,
+    QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr,
+    SendFlags, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+};
+
+/// What a run came to. Equal for equal seeds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// Over every packet.
+    pub(crate) trace_hash: u64,
+    /// Packets that links saw.
+    pub(crate) packets: u64,
+    /// Work requests completed, receives included.
+    pub(crate) completed: u64,
+    /// Payload bytes asked for.
+    pub(crate) bytes: u64,
+    /// A connection failed, as its retry limits allow.
+    pub(crate) retries_exhausted: bool,
+}
+
+/// Virtual time after which a run counts as hung.
+const HUNG: Duration = Duration::from_secs(3600);
+/// Inline bytes of a send.
+const INLINE: u32 = 64;
+/// Elements of a work request.
+const SGES: u32 = 4;
+/// Receives that a party may have posted.
+const RECEIVES: u32 = 64;
+
+/// What a seed decides before anything is posted.
+struct Scenario {
+    ipv6: bool,
+    mtu: PathMtu,
+    links: [ImpairModel; 2],
+    segments: usize,
+    connections: usize,
+    works: u64,
+    longest: u64,
+    timeout: AckTimeout,
+    retries: RetryCount,
+    rnr_timer: RnrTimer,
+    rnr_retries: RnrRetry,
+    /// Receives of a party after which it posts no more.
+    starve_after: Option<usize>,
+    /// Packets after which everything is lost.
+    dead_after: Option<u64>,
+    depth: u32,
+    reads: u8,
+    first_psn: [Psn; 2],
+}
+
+impl Scenario {
+    fn draw(rng: &mut Rng) -> Self {
+        let links = [draw_link(rng), draw_link(rng)];
+        let starved = rng.chance(0.03);
+        let psn = |rng: &mut Rng| match rng.within(0..=3) {
+            // Close enough to the wrap that most runs cross it.
+            0 => Psn::from_wire(0xFF_FFFF - rng.next_u32() % 64),
+            1 => Psn::from_wire(0x7F_FFFF - rng.next_u32() % 64),
+            _ => Psn::from_wire(rng.next_u32()),
+        };
+        Self {
+            ipv6: rng.chance(0.3),
+            mtu: PathMtu::ALL[index(rng, 5)],
+            links,
+            segments: 1 + index(rng, 16),
+            connections: if rng.chance(0.2) { 2 } else { 1 },
+            works: rng.within(1..=16),
+            longest: if rng.chance(0.01) { 1 << 20 } else { 1 << 16 },
+            timeout: AckTimeout::new(u8::try_from(rng.within(8..=14)).unwrap()).unwrap(),
+            retries: RetryCount::new(if rng.chance(0.1) { u8::try_from(rng.within(0..=6)).unwrap() } else { 7 })
+                .unwrap(),
+            rnr_timer: RnrTimer::new(u8::try_from(rng.within(1..=14)).unwrap()).unwrap(),
+            rnr_retries: if starved {
+                RnrRetry::new(u8::try_from(rng.within(0..=3)).unwrap()).unwrap()
+            } else {
+                RnrRetry::FOREVER
+            },
+            starve_after: starved.then(|| index(rng, 4)),
+            dead_after: rng.chance(0.03).then(|| rng.within(0..=200)),
+            depth: u32::try_from(rng.within(4..=32)).unwrap(),
+            reads: u8::try_from(rng.within(1..=16)).unwrap(),
+            first_psn: [psn(rng), psn(rng)],
+        }
+    }
+
+    fn is_lossless(&self) -> bool {
+        self.links.iter().all(|l| l.drop == 0.0 && l.corrupt == 0.0 && l.reorder == 0.0 && l.jitter.is_zero())
+    }
+}
+
+/// A path of 1 to 50 us with each impairment absent, or at up to 10 %.
+fn draw_link(rng: &mut Rng) -> ImpairModel {
+    let rate = |rng: &mut Rng| {
+        let permille = u32::try_from(rng.within(1..=100)).unwrap();
+        if rng.chance(0.5) { f64::from(permille) / 1000.0 } else { 0.0 }
+    };
+    let micros = |rng: &mut Rng, most: u64| Duration::from_nanos(rng.within(1_000..=most * 1_000));
+    ImpairModel {
+        drop: rate(rng),
+        duplicate: rate(rng),
+        reorder: rate(rng),
+        corrupt: rate(rng),
+        truncate: rate(rng) / 10.0,
+        delay: micros(rng, 50),
+        jitter: if rng.chance(0.3) { micros(rng, 20) } else { Duration::ZERO },
+        reorder_by: micros(rng, 200),
+    }
+}
+
+fn index(rng: &mut Rng, count: usize) -> usize {
+    usize::try_from(rng.within(0..=count as u64 - 1)).unwrap()
+}
+
+/// A registered region and what it held at first.
+struct Memory {
+    region: Region,
+    mr: MemoryRegion,
+    first: Vec<u8>,
+}
+
+impl Memory {
+    fn new(world: &mut World, node: NodeId, pd: PdHandle, rng: &mut Rng, len: usize, access: AccessFlags) -> Self {
+        let region = Region::alloc(len).unwrap();
+        let mut first = vec![0; len];
+        rng.fill(&mut first);
+        region.write(0, &first).unwrap();
+        let mr = world.endpoint(node).register(pd, &region, access, None).unwrap();
+        Self { region, mr, first }
+    }
+
+    fn sge(&self, range: &Range<usize>) -> Sge {
+        let length = u32::try_from(range.len()).unwrap();
+        Sge { addr: self.mr.iova + range.start as u64, length, lkey: self.mr.lkey }
+    }
+
+    fn sges(&self, pieces: &[Range<usize>]) -> Vec<Sge> {
+        pieces.iter().map(|piece| self.sge(piece)).collect()
+    }
+
+    fn remote(&self, offset: usize) -> Remote {
+        Remote { addr: self.mr.iova + offset as u64, rkey: self.mr.rkey }
+    }
+}
+
+/// What a work request does, in terms of the model.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Send(WcData),
+    Write,
+    WriteImm(Imm),
+    Read,
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+impl Kind {
+    fn takes_receive(self) -> bool {
+        matches!(self, Self::Send(_) | Self::WriteImm(_))
+    }
+
+    fn opcode(self) -> WcOpcode {
+        match self {
+            Self::Send(_) => WcOpcode::Send,
+            Self::Write | Self::WriteImm(_) => WcOpcode::RdmaWrite,
+            Self::Read => WcOpcode::RdmaRead,
+            Self::CompareSwap { .. } => WcOpcode::CompareSwap,
+            Self::FetchAdd { .. } => WcOpcode::FetchAdd,
+        }
+    }
+}
+
+/// A planned work request: `len` bytes in `pieces` of the source (or the landing), at `place` of the peer's target.
+#[derive(Debug)]
+struct Work {
+    kind: Kind,
+    pieces: Vec<Range<usize>>,
+    len: usize,
+    place: usize,
+    flags: SendFlags,
+    inline: bool,
+}
+
+impl Work {
+    /// The bytes of the peer's target that it changes.
+    fn changes(&self) -> Range<usize> {
+        match self.kind {
+            Kind::Send(_) | Kind::Read => 0..0,
+            _ => self.place..self.place + self.len,
+        }
+    }
+
+    fn apply(&self, source: &[u8], target: &mut [u8], landing: &mut [u8]) {
+        let place = self.place..self.place + self.len;
+        match self.kind {
+            Kind::Send(_) => {}
+            Kind::Write | Kind::WriteImm(_) => target[place].copy_from_slice(&gather(source, &self.pieces)),
+            Kind::Read => scatter(landing, &self.pieces, &target[place]),
+            Kind::CompareSwap { compare, swap } => {
+                let old = word(&target[place.clone()]);
+                scatter(landing, &self.pieces, &old.to_ne_bytes());
+                if old == compare {
+                    target[place].copy_from_slice(&swap.to_ne_bytes());
+                }
+            }
+            Kind::FetchAdd { add } => {
+                let old = word(&target[place.clone()]);
+                scatter(landing, &self.pieces, &old.to_ne_bytes());
+                target[place].copy_from_slice(&old.wrapping_add(add).to_ne_bytes());
+            }
+        }
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes.try_into().unwrap())
+}
+
+fn gather(from: &[u8], pieces: &[Range<usize>]) -> Vec<u8> {
+    pieces.iter().flat_map(|piece| from[piece.clone()].iter().copied()).collect()
+}
+
+fn scatter(to: &mut [u8], pieces: &[Range<usize>], mut bytes: &[u8]) {
+    for piece in pieces {
+        let (now, rest) = bytes.split_at(piece.len().min(bytes.len()));
+        to[piece.start..piece.start + now.len()].copy_from_slice(now);
+        bytes = rest;
+    }
+}
+
+/// A planned receive, and which work request of the peer it is for.
+struct Receive {
+    pieces: Vec<Range<usize>>,
+    work: usize,
+}
+
+/// One end of a connection.
+struct Party {
+    node: NodeId,
+    pd: PdHandle,
+    qp: QpHandle,
+    qpn: Qpn,
+    send_cq: CqHandle,
+    recv_cq: CqHandle,
+    source: Memory,
+    target: Memory,
+    landing: Memory,
+    inbox: Memory,
+    /// What it asks of the peer.
+    works: Vec<Work>,
+    posted: usize,
+    /// Work requests known to be done: completed, or before a completed one.
+    done: usize,
+    /// Completions of work requests after the failure.
+    flushed: usize,
+    failed: Option<WcStatus>,
+    /// For the peer's work.
+    receives: Vec<Receive>,
+    receives_posted: usize,
+    receives_done: usize,
+    receives_flushed: usize,
+}
+
+/// What one party will ask of its peer, and the memory that both need for it.
+struct Plan {
+    works: Vec<Work>,
+    source_len: usize,
+    target_len: usize,
+    landing_len: usize,
+    /// Of the peer.
+    inbox_len: usize,
+    /// Of the peer.
+    receives: Vec<Receive>,
+}
+
+/// Cuts `range` into one to four pieces, some perhaps empty.
+fn cut(rng: &mut Rng, range: Range<usize>) -> Vec<Range<usize>> {
+    let mut cuts: Vec<usize> = (0..index(rng, 4)).map(|_| range.start + index(rng, range.len() + 1)).collect();
+    cuts.sort_unstable();
+    let starts = core::iter::once(range.start).chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain(core::iter::once(range.end));
+    starts.zip(ends).map(|(start, end)| start..end).collect()
+}
+
+/// A length from 0 to `longest`, uniform in its logarithm.
+fn draw_len(rng: &mut Rng, longest: u64) -> usize {
+    if rng.chance(0.05) {
+        return 0;
+    }
+    let bits = longest.ilog2();
+    let top = rng.within(0..=u64::from(bits));
+    let low = 1u64 << top;
+    usize::try_from(rng.within(low..=(2 * low - 1)).min(longest)).unwrap()
+}
+
+impl Plan {
+    /// The receives that the peer must post, and the bytes they need.
+    fn inbox(&mut self) -> (Vec<Receive>, usize) {
+        (core::mem::take(&mut self.receives), self.inbox_len)
+    }
+
+    /// Plans the work of one party. Keys to invalidate are filled in when they exist.
+    fn draw(rng: &mut Rng, scenario: &Scenario) -> Self {
+        let longest = usize::try_from(scenario.longest).unwrap();
+        let (source_len, target_len) = (longest + 64, longest + 4096);
+        let (mut landing_len, mut inbox_len) = (0, 0);
+        let (mut works, mut receives) = (Vec::new(), Vec::new());
+        // READs whose source a later work request must not change before they are done.
+        let mut open_reads: Vec<Range<usize>> = Vec::new();
+        for number in 0..scenario.works {
+            let kind = draw_kind(rng);
+            let atomic = matches!(kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. });
+            let len = if atomic { 8 } else { draw_len(rng, scenario.longest) };
+            let place = if atomic { 8 * index(rng, 16) } else { index(rng, target_len - len + 1) };
+            let pieces = if atomic || matches!(kind, Kind::Read) {
+                landing_len += len + index(rng, 8);
+                cut_for(rng, atomic, landing_len - len..landing_len)
+            } else {
+                let start = index(rng, source_len - len + 1);
+                cut(rng, start..start + len)
+            };
+            let inline = len <= INLINE as usize && !atomic && !matches!(kind, Kind::Read) && rng.chance(0.3);
+            let mut work = Work { kind, pieces, len, place, flags: SendFlags::default(), inline };
+            let changed = work.changes();
+            let conflict = open_reads.iter().any(|r| r.start < changed.end && changed.start < r.end);
+            work.flags = SendFlags {
+                signaled: rng.chance(0.7) || number % 3 == 2 || number + 1 == scenario.works,
+                solicited: rng.chance(0.2),
+                fence: conflict || rng.chance(0.05),
+            };
+            if work.flags.fence {
+                open_reads.clear();
+            }
+            if matches!(kind, Kind::Read) {
+                open_reads.push(place..place + len);
+            }
+            if kind.takes_receive() {
+                // A WRITE with immediate leaves its receive untouched, however small.
+                let room = if matches!(kind, Kind::Send(_)) { len + index(rng, 64) } else { index(rng, 64) };
+                inbox_len += room;
+                receives.push(Receive { pieces: cut(rng, inbox_len - room..inbox_len), work: works.len() });
+            }
+            works.push(work);
+        }
+        Self { works, source_len, target_len, landing_len, inbox_len, receives }
+    }
+}
+
+/// Atomics take one element of 8 bytes.
+fn cut_for(rng: &mut Rng, atomic: bool, range: Range<usize>) -> Vec<Range<usize>> {
+    if atomic { core::iter::once(range).collect() } else { cut(rng, range) }
+}
+
+fn draw_kind(rng: &mut Rng) -> Kind {
+    let imm = Imm::new(rng.next_u32());
+    match rng.within(0..=8) {
+        0 => Kind::Send(WcData::None),
+        1 => Kind::Send(WcData::Imm(imm)),
+        2 => Kind::Send(WcData::Invalidated(Rkey::new(0))),
+        3 => Kind::Write,
+        4 => Kind::WriteImm(imm),
+        5 | 6 => Kind::Read,
+        7 => Kind::CompareSwap { compare: 0, swap: rng.next_u64() },
+        _ => Kind::FetchAdd { add: rng.next_u64() },
+    }
+}
+
+/// The whole run.
+struct Exchange {
+    world: World,
+    scenario: Scenario,
+    rng: Rng,
+    /// Two a connection: 2c and 2c + 1 are peers.
+    parties: Vec<Party>,
+    completed: u64,
+}
+
+/// Runs the exchange of `seed`; panics when it and the model differ.
+pub(crate) fn run(seed: u64, record: bool) -> Outcome {
+    let mut world = World::new(seed);
+    if record {
+        world.record(20_000);
+    }
+    let mut rng = world.fork_rng();
+    let scenario = Scenario::draw(&mut rng);
+    let mut exchange = Exchange { world, scenario, rng, parties: Vec::new(), completed: 0 };
+    exchange.set_up();
+    exchange.run();
+    exchange.finish()
+}
+
+impl Exchange {
+    fn set_up(&mut self) {
+        let Self { world, scenario, .. } = self;
+        let addresses = if scenario.ipv6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
+        let ips = addresses.map(|a| a.parse().unwrap());
+        let nodes = ips.map(|ip| world.add_endpoint(EndpointConfig::new(vec![ip], PathMtu::B4096)));
+        world.set_link(nodes[0], nodes[1], scenario.links[0]);
+        world.set_link(nodes[1], nodes[0], scenario.links[1]);
+        world.set_segments_max(scenario.segments);
+        if let Some(limit) = scenario.dead_after {
+            let seen = AtomicU64::new(0);
+            world.set_hook(Box::new(move |_| (seen.fetch_add(1, Ordering::Relaxed) >= limit).then_some(Verdict::DROP)));
+        }
+        for _ in 0..self.scenario.connections {
+            let plans = [(); 2].map(|()| Plan::draw(&mut self.rng, &self.scenario));
+            let first = self.parties.len();
+            let [mut a, mut b] = plans;
+            let (receives_of_a, receives_of_b) = (b.inbox(), a.inbox());
+            let a = self.make_party(nodes[0], a, receives_of_a);
+            let b = self.make_party(nodes[1], b, receives_of_b);
+            self.parties.extend([a, b]);
+            for (us, ip) in [(first, ips[1]), (first + 1, ips[0])] {
+                self.connect(us, Gid::from(ip));
+                self.settle_plan(us);
+            }
+        }
+    }
+
+    /// A party that asks what `plan` says and receives what its peer plans to send.
+    fn make_party(&mut self, node: NodeId, plan: Plan, (receives, inbox_len): (Vec<Receive>, usize)) -> Party {
+        let depth = self.scenario.depth;
+        let caps = QpCapabilities {
+            max_send_wr: depth,
+            max_recv_wr: RECEIVES,
+            max_send_sge: SGES,
+            max_recv_sge: SGES,
+            max_inline: INLINE,
+        };
+        let endpoint = self.world.endpoint(node);
+        let pd = endpoint.alloc_pd().unwrap();
+        let (send_cq, recv_cq) = (endpoint.create_cq(depth).unwrap(), endpoint.create_cq(RECEIVES).unwrap());
+        let init = QpInit { pd, qp_type: QpType::Rc, send_cq, recv_cq, srq: None, caps, signal_all: false, qpn: None };
+        let qp = endpoint.create_qp(init).unwrap();
+        let qpn = endpoint.query_qp(qp).unwrap().qpn;
+        let (world, rng) = (&mut self.world, &mut self.rng);
+        let mut memory = |len, access| Memory::new(world, node, pd, rng, len, access);
+        Party {
+            node,
+            pd,
+            qp,
+            qpn,
+            send_cq,
+            recv_cq,
+            source: memory(plan.source_len, AccessFlags::NONE),
+            target: memory(plan.target_len, AccessFlags::ALL),
+            landing: memory(plan.landing_len, AccessFlags::LOCAL_WRITE),
+            inbox: memory(inbox_len, AccessFlags::LOCAL_WRITE),
+            works: plan.works,
+            posted: 0,
+            done: 0,
+            flushed: 0,
+            failed: None,
+            receives,
+            receives_posted: 0,
+            receives_done: 0,
+            receives_flushed: 0,
+        }
+    }
+
+    fn connect(&mut self, us: usize, peer_gid: Gid) {
+        let (ours, theirs) = (us % 2, 1 - us % 2);
+        let s = &self.scenario;
+        let transitions = [
+            QpTransition::Init(InitAttr::connected(AccessFlags::ALL)),
+            QpTransition::Rtr(RtrAttr {
+                av: AddressVector::new(peer_gid, 0),
+                path_mtu: s.mtu,
+                dest_qpn: self.parties[us ^ 1].qpn,
+                rq_psn: s.first_psn[theirs],
+                max_dest_rd_atomic: s.reads,
+                min_rnr_timer: s.rnr_timer,
+            }),
+            QpTransition::Rts(RtsAttr {
+                sq_psn: s.first_psn[ours],
+                timeout: s.timeout,
+                retry_count: s.retries,
+                rnr_retry: s.rnr_retries,
+                max_rd_atomic: s.reads,
+            }),
+        ];
+        let Party { node, qp, .. } = self.parties[us];
+        for transition in transitions {
+            self.world.endpoint(node).modify_qp(qp, QpAttr::from(transition)).unwrap();
+        }
+    }
+
+    /// Fills in what the plan could not know: keys to invalidate, and values that compare equal half of the time.
+    fn settle_plan(&mut self, us: usize) {
+        let mut works = core::mem::take(&mut self.parties[us].works);
+        let (source, mut landing) = (self.parties[us].source.first.clone(), self.parties[us].landing.first.clone());
+        let peer = &self.parties[us ^ 1];
+        let mut target = peer.target.first.clone();
+        for work in &mut works {
+            match &mut work.kind {
+                Kind::Send(WcData::Invalidated(rkey)) => {
+                    let region = Region::alloc(64).unwrap();
+                    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
+                    let endpoint = self.world.endpoint(peer.node);
+                    *rkey = endpoint.register(peer.pd, &region, access, None).unwrap().rkey;
+                }
+                Kind::CompareSwap { compare, .. } => {
+                    let now = word(&target[work.place..work.place + 8]);
+                    *compare = if self.rng.chance(0.5) { now } else { self.rng.next_u64() };
+                }
+                _ => {}
+            }
+            work.apply(&source, &mut target, &mut landing);
+        }
+        self.parties[us].works = works;
+    }
+
+    fn run(&mut self) {
+        while !self.is_over() {
+            for us in 0..self.parties.len() {
+                self.post_sends(us);
+                if self.rng.chance(0.1) {
+                    self.post_receive(us);
+                }
+            }
+            if !self.world.step() {
+                // Nothing is under way: only receives, or errors to come, can bring it on.
+                let before = self.progress();
+                for us in 0..self.parties.len() {
+                    self.post_receive(us);
+                    self.poll(us);
+                }
+                assert!(self.progress() > before, "hung: nothing is under way and work is left");
+            }
+            for us in 0..self.parties.len() {
+                self.poll(us);
+            }
+            assert!(self.world.now().as_nanos() < HUNG.as_nanos() as u64, "hung for an hour of virtual time");
+        }
+    }
+
+    /// A number that grows with everything that happens.
+    fn progress(&self) -> usize {
+        self.parties.iter().map(|p| p.receives_posted + p.done + p.flushed + p.receives_done + p.receives_flushed).sum()
+    }
+
+    fn is_over(&self) -> bool {
+        (0..self.parties.len()).all(|us| {
+            let (p, peer) = (&self.parties[us], &self.parties[us ^ 1]);
+            let sent = match p.failed {
+                None => p.done == p.works.len(),
+                // The failed one itself is neither done nor flushed.
+                Some(_) => p.done + 1 + p.flushed == p.posted,
+            };
+            let broken = p.failed.is_some() || peer.failed.is_some();
+            sent && (broken || p.receives_done == p.receives.len())
+        })
+    }
+
+    fn post_sends(&mut self, us: usize) {
+        while self.parties[us].failed.is_none() && self.parties[us].posted < self.parties[us].works.len() {
+            let peer = &self.parties[us ^ 1];
+            let p = &self.parties[us];
+            let work = &p.works[p.posted];
+            let remote = peer.target.remote(work.place);
+            let (operation, local) = match work.kind {
+                Kind::Send(WcData::None) => (Operation::Send, &p.source),
+                Kind::Send(WcData::Imm(imm)) => (Operation::SendImm(imm), &p.source),
+                Kind::Send(WcData::Invalidated(rkey)) => (Operation::SendInvalidate(rkey), &p.source),
+                Kind::Write => (Operation::Write(remote), &p.source),
+                Kind::WriteImm(imm) => (Operation::WriteImm(remote, imm), &p.source),
+                Kind::Read => (Operation::Read(remote), &p.landing),
+                Kind::CompareSwap { compare, swap } => (Operation::CompareSwap { remote, compare, swap }, &p.landing),
+                Kind::FetchAdd { add } => (Operation::FetchAdd { remote, add }, &p.landing),
+            };
+            let (sges, inline) = (local.sges(&work.pieces), gather(&local.first, &work.pieces));
+            let payload = if work.inline { Payload::Inline(&inline) } else { Payload::Sges(&sges) };
+            let wr = SendWr { wr_id: p.posted as u64, operation, payload, flags: work.flags, destination: None };
+            match self.world.endpoint(p.node).post_send(p.qp, &[wr]) {
+                Ok(()) => self.parties[us].posted += 1,
+                Err(e) if e.error == PostError::QueueFull => return,
+                Err(e) => panic!("post of {work:?}: {e}"),
+            }
+        }
+    }
+
+    /// Posts the next receive, if the scenario lets the party have it.
+    fn post_receive(&mut self, us: usize) {
+        let p = &self.parties[us];
+        let limit = self.scenario.starve_after.unwrap_or(usize::MAX).min(p.receives.len());
+        if p.receives_posted >= limit {
+            return;
+        }
+        let sges = p.inbox.sges(&p.receives[p.receives_posted].pieces);
+        let wr = RecvWr { wr_id: p.receives_posted as u64, sges: &sges };
+        match self.world.endpoint(p.node).post_recv(p.qp, &[wr]) {
+            Ok(()) => self.parties[us].receives_posted += 1,
+            Err(e) => assert_eq!(e.error, PostError::QueueFull, "post of a receive"),
+        }
+    }
+
+    fn poll(&mut self, us: usize) {
+        let Party { node, qp, qpn, send_cq, recv_cq, .. } = self.parties[us];
+        let blank = WorkCompletion {
+            wr_id: u64::MAX,
+            status: WcStatus::General,
+            opcode: WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            data: WcData::None,
+            qp,
+            qp_num: qpn,
+            src_qp: qpn,
+            grh: false,
+            solicited: false,
+        };
+        let mut out = [blank; 8];
+        let count = self.world.endpoint(node).poll_cq(send_cq, &mut out).unwrap();
+        for wc in &out[..count] {
+            assert_eq!((wc.qp, wc.qp_num), (qp, qpn));
+            self.completed += 1;
+            self.parties[us].check_send(wc);
+            if wc.status != WcStatus::Success && wc.status != WcStatus::WorkRequestFlushed {
+                self.check_failure(us, wc.status);
+            }
+        }
+        let count = self.world.endpoint(node).poll_cq(recv_cq, &mut out).unwrap();
+        for wc in &out[..count] {
+            assert_eq!((wc.qp, wc.qp_num), (qp, qpn));
+            self.completed += 1;
+            self.check_receive(us, wc);
+        }
+    }
+
+    /// A failure must be one that the retry limits allow, with the tries and the time that they say.
+    fn check_failure(&mut self, us: usize, status: WcStatus) {
+        let Party { node, qp, .. } = self.parties[us];
+        let s = &self.scenario;
+        let info = self.world.endpoint(node).query_qp(qp).unwrap();
+        assert_eq!(info.state, QpState::Err);
+        let detail = info.last_error.expect("a failed QP says why");
+        assert_eq!(detail.status, status);
+        match status {
+            WcStatus::RnrRetryExceeded => {
+                assert!(s.starve_after.is_some(), "receives were on their way: {detail}");
+                assert_eq!(detail.kind, FailureKind::ReceiverNotReady);
+                let limit = u32::from(s.rnr_retries.limit().expect("not for ever"));
+                assert!(detail.tries > limit, "{detail}");
+                assert!(detail.elapsed >= s.rnr_timer.duration() * limit, "{detail}");
+            }
+            WcStatus::RetryExceeded => {
+                let peer_failed = self.parties[us ^ 1].failed.is_some();
+                let gone = s.dead_after.is_some() || peer_failed;
+                assert!(gone || !s.is_lossless(), "nothing was lost: {detail}");
+                let limit = s.retries.get();
+                assert_eq!(info.queues.retries_used, limit, "{detail}");
+                let timeout = s.timeout.duration().expect("a timeout is set");
+                // Each try is one to four timeouts long; between them there may have been waits for a receive.
+                let tries = u32::from(limit) + 1;
+                let waits = detail.tries.checked_sub(tries).expect("each retry is a try");
+                let longest = timeout * 4 * tries + (s.rnr_timer.duration() + timeout) * waits;
+                assert!(detail.elapsed <= longest, "{detail}, timeout {timeout:?}");
+                if detail.kind == FailureKind::NoAnswer && s.is_lossless() {
+                    assert!(detail.elapsed >= timeout * tries, "{detail}, timeout {timeout:?}");
+                }
+            }
+            other => panic!("{other:?}: {detail}"),
+        }
+    }
+
+    fn check_receive(&mut self, us: usize, wc: &WorkCompletion) {
+        let peer_works = &self.parties[us ^ 1].works;
+        let p = &self.parties[us];
+        let number = p.receives_done + p.receives_flushed;
+        assert_eq!(wc.wr_id, number as u64, "receives complete once and in order");
+        if wc.status == WcStatus::WorkRequestFlushed {
+            self.parties[us].receives_flushed += 1;
+            return;
+        }
+        assert_eq!((wc.status, p.receives_flushed), (WcStatus::Success, 0));
+        let work = &peer_works[p.receives[number].work];
+        let (opcode, data) = match work.kind {
+            Kind::Send(data) => (WcOpcode::Recv, data),
+            Kind::WriteImm(imm) => (WcOpcode::RecvRdmaWithImm, WcData::Imm(imm)),
+            other => panic!("{other:?} takes no receive"),
+        };
+        assert_eq!((wc.opcode, wc.data), (opcode, data));
+        assert_eq!(wc.byte_len as usize, work.len);
+        assert_eq!(wc.solicited, work.flags.solicited);
+        self.parties[us].receives_done += 1;
+    }
+
+    /// Nothing may come any more; then memory and counts are compared with the model.
+    fn finish(mut self) -> Outcome {
+        let broken = self.parties.iter().any(|p| p.failed.is_some());
+        if broken {
+            for us in 0..self.parties.len() {
+                let Party { node, qp, .. } = self.parties[us];
+                if self.parties[us].failed.is_some() || self.parties[us ^ 1].failed.is_some() {
+                    self.world.endpoint(node).modify_qp(qp, QpAttr::to_state(QpState::Err)).unwrap();
+                }
+            }
+        }
+        let end = self.world.run_until_idle(HUNG);
+        assert_eq!(end, uroce::sim::RunEnd::Idle, "timers run for ever");
+        for us in 0..self.parties.len() {
+            let before = (self.parties[us].done, self.parties[us].flushed);
+            for _ in 0..=RECEIVES / 8 {
+                self.poll(us);
+            }
+            let p = &self.parties[us];
+            assert_eq!((p.done, p.flushed), before, "a completion too many");
+            assert_eq!(p.receives_done + p.receives_flushed, p.receives_posted, "a receive that never completed");
+            self.check_memory(us);
+        }
+        let bytes = self.parties.iter().flat_map(|p| &p.works).map(|w| w.len as u64).sum();
+        Outcome {
+            trace_hash: self.world.trace_hash(),
+            packets: self.world.link_stats().packets,
+            completed: self.completed,
+            bytes,
+            retries_exhausted: broken,
+        }
+    }
+
+    /// What `us` asked for is in the peer's memory and its own, and nothing else is.
+    fn check_memory(&self, us: usize) {
+        let (p, peer) = (&self.parties[us], &self.parties[us ^ 1]);
+        let (mut target, mut landing) = (peer.target.first.clone(), p.landing.first.clone());
+        for work in &p.works[..p.done] {
+            work.apply(&p.source.first, &mut target, &mut landing);
+        }
+        assert!(p.source.region.to_vec() == p.source.first, "a source was written");
+        let (mut got_target, mut got_landing) = (peer.target.region.to_vec(), p.landing.region.to_vec());
+        // What a failed connection left half done may be either way.
+        for work in &p.works[p.done..p.posted] {
+            let changed = work.changes();
+            got_target[changed.clone()].copy_from_slice(&target[changed]);
+            if matches!(work.kind, Kind::Read | Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) {
+                for piece in &work.pieces {
+                    got_landing[piece.clone()].copy_from_slice(&landing[piece.clone()]);
+                }
+            }
+        }
+        same("target", &got_target, &target);
+        same("landing", &got_landing, &landing);
+
+        let mut inbox = peer.inbox.first.clone();
+        let mut got_inbox = peer.inbox.region.to_vec();
+        for (number, receive) in peer.receives.iter().enumerate() {
+            let work = &p.works[receive.work];
+            if number < peer.receives_done && matches!(work.kind, Kind::Send(_)) {
+                scatter(&mut inbox, &receive.pieces, &gather(&p.source.first, &work.pieces));
+            } else if number == peer.receives_done && p.failed.is_some() | peer.failed.is_some() {
+                for piece in &receive.pieces {
+                    got_inbox[piece.clone()].copy_from_slice(&inbox[piece.clone()]);
+                }
+            }
+        }
+        same("inbox", &got_inbox, &inbox);
+        let needed = p.works[..p.done].iter().filter(|w| w.kind.takes_receive()).count();
+        assert!(peer.receives_done >= needed, "a SEND completed that the peer has not received");
+    }
+}
+
+impl Party {
+    /// Completions come in order: success up to a failure, and then flushes.
+    fn check_send(&mut self, wc: &WorkCompletion) {
+        let number = usize::try_from(wc.wr_id).unwrap();
+        assert!(number < self.posted, "completion of what was never posted: {wc:?}");
+        let next = self.done + usize::from(self.failed.is_some()) + self.flushed;
+        assert!(number >= next, "work request {number} completed twice, or late: {wc:?}");
+        let skipped = &self.works[next..number];
+        assert!(skipped.iter().all(|w| !w.flags.signaled), "a signaled work request made no completion");
+        let work = &self.works[number];
+        match wc.status {
+            WcStatus::Success => {
+                assert!(self.failed.is_none(), "success after a failure");
+                assert!(work.flags.signaled, "an unsignaled success made a completion");
+                assert_eq!(wc.opcode, work.kind.opcode());
+                if matches!(work.kind, Kind::Read) {
+                    assert_eq!(wc.byte_len as usize, work.len);
+                }
+                self.done = number + 1;
+            }
+            WcStatus::WorkRequestFlushed => {
+                assert!(self.failed.is_some(), "a flush before any failure");
+                assert!(skipped.is_empty(), "every work request behind a failure is flushed");
+                self.flushed += 1;
+            }
+            status => {
+                assert!(self.failed.is_none(), "a second failure: {wc:?}");
+                self.done = number;
+                self.failed = Some(status);
+            }
+        }
+    }
+}
+
+/// Equal, or says where they differ first.
+fn same(what: &str, got: &[u8], expected: &[u8]) {
+    if let Some(at) = got.iter().zip(expected).position(|(g, e)| g != e) {
+        let wrong = got.iter().zip(expected).filter(|(g, e)| g != e).count();
+        panic!("{what} differs from the model at byte {at}, {wrong} bytes in all");
+    }
+    assert_eq!(got.len(), expected.len());
+}
