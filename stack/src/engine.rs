@@ -347,6 +347,9 @@ pub(crate) mod testing {
 mod tests {
     use super::testing::{Side, engine};
     use super::*;
+    use crate::device::DeviceLosses;
+    use crate::device::udp::UdpOptions;
+    use crate::device::udp::testing::open_ipv6;
     use crate::verbs::{Operation, WcOpcode};
 
     const LEN: usize = 300_000;
@@ -397,6 +400,25 @@ mod tests {
             assert_eq!(passive.join().unwrap(), Some(()));
         });
         assert_eq!(left.region.to_vec(), answer);
+    }
+
+    #[test]
+    fn two_qps_of_one_engine_talk_over_ipv6_from_announced_source_ports() {
+        let device = open_ipv6(UdpOptions { source_ports: 3, ..UdpOptions::default() });
+        let ports = device.source_ports().to_vec();
+        let mut a = Engine::open(device).unwrap();
+        let (left, right) = (Side::new(a.endpoint_mut(), 5000), Side::new(a.endpoint_mut(), 5000));
+        left.connect(a.endpoint_mut(), &right);
+        right.connect(a.endpoint_mut(), &left);
+        left.region.write(0, &[0xA5; 5000]).unwrap();
+        left.post(a.endpoint_mut(), 3, Operation::Write(right.remote()));
+        let wc = a.run_until_some(a.now() + PATIENCE, |endpoint| left.completed(endpoint)).unwrap();
+        assert_eq!(wc.map(|wc| wc.wr_id), Some(3));
+        assert_eq!(right.region.to_vec(), [0xA5; 5000]);
+        // Every packet left from a port that was there before.
+        assert_eq!(a.device().lost(), DeviceLosses::default());
+        assert_eq!(a.device().source_ports(), ports);
+        assert_eq!(a.endpoint().counters().retransmitted_pkts, 0);
     }
 
     #[test]

@@ -394,10 +394,28 @@ impl Carrier {
 }
 
 #[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// A device on `::1`. There is one such address, and another test may hold it for a moment.
+    pub(crate) fn open_ipv6(options: UdpOptions) -> UdpDevice {
+        let attempt = |_| match UdpDevice::open_with(core::net::Ipv6Addr::LOCALHOST.into(), options) {
+            Err(DeviceError::PortInUse { .. }) => {
+                std::thread::sleep(Duration::from_millis(50));
+                None
+            }
+            other => Some(other),
+        };
+        (0..200).find_map(attempt).unwrap().unwrap()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use core::net::{Ipv4Addr, Ipv6Addr};
     use std::net::UdpSocket;
 
+    use super::testing::open_ipv6;
     use super::*;
     use crate::device::testing::loopback_address as address;
 
@@ -489,18 +507,8 @@ mod tests {
 
     #[test]
     fn ipv6_carries_marks_too() {
-        let address = IpAddr::V6(Ipv6Addr::LOCALHOST);
-        // There is one such address, and another run of these tests may hold it for a moment.
-        let mut d = (0..100)
-            .find_map(|_| match UdpDevice::open(address) {
-                Err(DeviceError::PortInUse { .. }) => {
-                    std::thread::sleep(Duration::from_millis(50));
-                    None
-                }
-                other => Some(other),
-            })
-            .unwrap()
-            .unwrap();
+        let mut d = open_ipv6(UdpOptions::default());
+        let address = d.address;
         let f = Flow { traffic_class: 2, hop_limit: 3, ..flow(&d, address) };
         send(&mut d, f, &[b"six"]);
         assert_eq!(receive(&mut d, 1), [(f, b"six".to_vec())]);
