@@ -31,14 +31,14 @@ def free_port(prefix, end):
 
 
 def ask(path, script, end):
-    """Sends "ID script" and returns the output and the status from "ID output status"."""
+    """Sends "ID script ." and returns the output and the status from "ID output status"."""
     ident = os.urandom(8).hex().encode()
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(path)
         except OSError:
             sys.exit("gsh: the guest does not run")
-        sock.sendall(ident + b" " + base64.b64encode(script.encode()) + b"\n")
+        sock.sendall(b"\n" + ident + b" " + base64.b64encode(script.encode()) + b" .\n")
         pending = b""
         while True:
             sock.settimeout(max(0.1, end - time.monotonic()))

@@ -6,6 +6,7 @@
 Sends an RDMA-CM REQ, built here byte by byte, as a raw Ethernet frame from h0 to rxe in a guest, and
 prints the CM message that comes back: a REJ with reason 8 where nobody listens on PORT (19999).
 """
+
 import os
 import socket
 import struct

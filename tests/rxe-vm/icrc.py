@@ -5,6 +5,7 @@ Standard library only, and written from the RoCEv2 annex: a second opinion on wh
 Prints the opcodes of each file and how many ICRCs are right; -v adds a line for each packet, -m
 makes it rows of a Markdown table. Exit status 1 if an ICRC is wrong.
 """
+
 import collections
 import struct
 import sys

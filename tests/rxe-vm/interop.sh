@@ -343,7 +343,7 @@ run_case() {
 
 boot() {
     local n=$1 said
-    said=$("$HERE/run.sh" start "$n" "$KERNEL") || exit 2
+    said=$("$HERE/run.sh" start "$n" "$KERNEL" 7>&-) || exit 2
     case $said in
     *"runs already"*) ;;
     *) STARTED_GUESTS="$STARTED_GUESTS $n" ;;

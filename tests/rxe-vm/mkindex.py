@@ -3,6 +3,7 @@
 
 KERNEL is the guests' kernel version, as text for the head of the index (`build.sh status` knows it).
 """
+
 import collections
 import ipaddress
 import os
@@ -105,9 +106,7 @@ def describe_cm(mad):
     if attribute == "SIDR_REQ":
         return f"SIDR_REQ service 0x{c[8:16].hex()}"
     if attribute == "SIDR_REP":
-        return (
-            f"SIDR_REP status {c[4]} QPN 0x{number(c[8:11]):06x} service 0x{c[12:20].hex()} qkey 0x{c[20:24].hex()}"
-        )
+        return f"SIDR_REP status {c[4]} QPN 0x{number(c[8:11]):06x} service 0x{c[12:20].hex()} qkey 0x{c[20:24].hex()}"
     return None
 
 

@@ -218,7 +218,7 @@ cap_start() {
         -w "$CAPDIR/$name.pcap" "$filter" </dev/null >"$RUN/cap-$name.log" 2>&1 &
     echo $! >"$RUN/cap-$name.pid"
     for ((i = 0; i < 60; i++)); do
-        grep -q 'listening on' "$RUN/cap-$name.log" && return 0
+        grep -qs 'listening on' "$RUN/cap-$name.log" && return 0
         sleep 0.05
     done
     die "tcpdump does not start: $(cat "$RUN/cap-$name.log")"

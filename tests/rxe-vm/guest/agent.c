@@ -1,16 +1,19 @@
 // Command agent of the guest, one process a virtio-serial port.
-//   in:  one line, "ID base64(a shell script)"
+//   in:  one line, "ID base64(a shell script) ."
 //   out: one line, "ID base64(what it printed) exit-status"
 // Whoever asked and went away wants no answer: the script is ended. The ID tells a late answer from
-// the next caller's.
+// the next caller's, the dot a whole line from one that was cut off.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+enum { HANG_UP_MS = 500 };
 
 static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -89,28 +92,61 @@ static pid_t start(const char *script, int output)
     return child;
 }
 
-// Waits for the script's end, or ends it with all its children when the caller has hung up (or a
-// next one writes already). A program that the script left in the background holds nothing up: the
-// output goes through a file, and only the script itself is waited for.
-static int finish(pid_t child, int port)
+// Whether nobody waits for the answer any more: the port is hung up, or a next caller writes already.
+// That a port was opened reaches us by another way than what is written to it, sometimes later, and
+// until then the port looks hung up (POLLHUP and POLLIN): only what lasts counts.
+static bool abandoned(int port, int pause_ms, int *hung_up_ms)
 {
     struct pollfd watched = {.fd = port, .events = POLLIN};
-    int status, pause = 2;
+
+    if (poll(&watched, 1, pause_ms) <= 0) {
+        *hung_up_ms = 0;
+        return false;
+    }
+    usleep((useconds_t)pause_ms * 1000);
+    *hung_up_ms += pause_ms;
+    return *hung_up_ms >= HANG_UP_MS;
+}
+
+// Waits for the script's end, or ends it with its process group when it is abandoned. A program that
+// the script left in the background holds nothing up: the output goes through a file, and only the
+// script itself is waited for.
+static int finish(pid_t child, int port)
+{
+    int status, pause_ms = 2, hung_up_ms = 0;
 
     if (child < 0)
         return 127;
     while (waitpid(child, &status, WNOHANG) == 0) {
-        if (poll(&watched, 1, pause) > 0) {
+        if (abandoned(port, pause_ms, &hung_up_ms)) {
             kill(-child, SIGTERM);
             usleep(100000);
             kill(-child, SIGKILL);
             waitpid(child, &status, 0);
             break;
         }
-        if (pause < 20)
-            pause++;
+        if (pause_ms < 20)
+            pause_ms++;
     }
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Cuts the last line of a buffer that ends with a line feed into ID and script; false if it is not
+// whole. (There is one caller at a time: earlier lines are from callers that went away.)
+static bool last_line(char *buf, size_t n, char **id, char **text)
+{
+    buf[n - 1] = 0;
+    *id = strrchr(buf, '\n');
+    *id = *id ? *id + 1 : buf;
+    *text = strchr(*id, ' ');
+    if (!*text)
+        return false;
+    *(*text)++ = 0;
+    char *dot = strchr(*text, ' ');
+    if (!dot || strcmp(dot, " ."))
+        return false;
+    *dot = 0;
+    return true;
 }
 
 static void answer(int port, const char *id, int output, int status)
@@ -150,27 +186,23 @@ int main(int argc, char **argv)
         ssize_t k = read(port, buf + n, 65536);
         if (k <= 0) { // nobody is on the other side
             usleep(20000);
-            n = 0;
             continue;
         }
         n += (size_t)k;
         if (buf[n - 1] != '\n')
             continue;
-        buf[n - 1] = 0;
-        char *text = strchr(buf, ' ');
-        if (!text) {
-            n = 0;
+        char *id, *text;
+        bool whole = last_line(buf, n, &id, &text);
+        n = 0;
+        if (!whole)
             continue;
-        }
-        *text++ = 0;
-        n = decode(text, strlen(text));
+        size_t length = decode(text, strlen(text));
         int file = open(script, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
-        write_all(file, text, n);
+        write_all(file, text, length);
         close(file);
         int output = open(out_name, O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0600);
         int status = finish(start(script, output), port);
-        answer(port, buf, output, status);
+        answer(port, id, output, status);
         close(output);
-        n = 0;
     }
 }

@@ -1,544 +1,708 @@
-// rlab: one small RC test program with known payloads, for captures and interop runs.
-//   rlab server MODE [-p port] [-6] [-a addr]           rdma_cm listener
-//   rlab client MODE [-p port] -a addr [-s src]         rdma_cm connector
-//   rlab tserver MODE -g gididx [-P psn] [-M mtu]       QP data exchanged over TCP (no CM), explicit PSN
-//   rlab tclient MODE -a addr -g gididx [-P psn] [-M mtu]
-// MODES (same on both sides)
-//   basic        SEND, SEND_IMM, WRITE (5000 B), WRITE_IMM, READ (5000 B), CAS, FADD, 0-byte WRITE, SEND back
-//   inv          server binds a type-2 memory window and SENDs its rkey; client WRITEs with it, then
-//   SEND_WITH_INV,
-//                then WRITEs again                -> NAK Remote Access Error
-//   badrkey      WRITE with a wrong rkey            -> NAK Remote Access Error (syndrome 0x62)
-//   badread      READ with a wrong rkey             -> NAK Remote Access Error
-//   badatomic    FADD with a wrong rkey             -> NAK Remote Access Error
-//   unaligned    FADD at address+4                  -> rxe refuses it at post_send (EOPNOTSUPP): nothing on
-//   the wire oob          WRITE past the end of the MR       -> NAK Remote Access Error toolong      SEND
-//   longer than the posted recv   -> rxe: NAK Remote Operational Error (0x63) rnr          the receiver posts
-//   its recv 200 ms late -> RNR NAK, then success rnrfail      never posted, rnr_retry=2          -> RNR
-//   NAKs, IBV_WC_RNR_RETRY_EXC_ERR reject       the server rejects with private data "rlab-reject" many 64
-//   SENDs of 600 B with a 4-deep window (for loss tests)
+// rlab: a small RC test program with known payloads and known mistakes.
+//
+//   rlab server  MODE [-p PORT] [-6] [-a ADDR]               listens with rdma_cm
+//   rlab client  MODE [-p PORT] -a ADDR                      connects with rdma_cm
+//   rlab tserver MODE [-p PORT] [-g GID] [-P PSN] [-M MTU]   without the CM: the numbers go over TCP,
+//   rlab tclient MODE [-p PORT] -a ADDR [-g …] [-P …] [-M …] and the first PSN and the MTU are given
+//
+// Both sides take the same MODE:
+//   basic      SEND, SEND with immediate, WRITE (5000 B), WRITE with immediate, READ (5000 B),
+//              CMP_SWAP, FETCH_ADD, WRITE and READ of 0 B, a SEND back
+//   inv        the server binds a type 2 memory window and sends its key; the client writes through
+//              it, invalidates it with a SEND, writes again: NAK Remote Access Error
+//   badrkey    WRITE with a wrong key: NAK Remote Access Error
+//   badread    READ with a wrong key: the same
+//   badatomic  FETCH_ADD with a wrong key: the same
+//   unaligned  FETCH_ADD at address + 4: rxe refuses it at post_send, nothing is on the wire
+//   oob        WRITE past the end of the region: NAK Remote Access Error
+//   toolong    SEND longer than the receive: rxe answers NAK Remote Operational Error
+//   rnr        the receive is posted 200 ms late: RNR NAKs, then success
+//   rnrfail    it is never posted and rnr_retry is 2: RNR NAKs, then an error at the requester
+//   reject     the server rejects the connection with private data
+//   many       64 SENDs of 600 B, at most 4 under way: for loss and reordering
+//
+// Payload byte i is 7 i + s: s = 1 SEND with immediate, 2 WRITE, 3 WRITE with immediate.
 #include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <netdb.h>
 #include <rdma/rdma_cma.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#define BUF 65536
-struct info {
-    uint64_t addr;
-    uint32_t rkey;
-    uint32_t magic;
-} __attribute__((packed));
-static const char CPD[] = "rlab-client-private-data", SPD[] = "rlab-server-private-data";
-static char *mode = "basic", *addr, *src, *port = "18515";
-static int v6, gidx = 1, mtu = 1024;
-static uint32_t psn = 0;
+enum {
+    REGION = 65536,
+    // offsets in the region, the same on both sides
+    MW_AT = 4096,
+    WRITE_AT = 8192,
+    WRITE_IMM_AT = 16384,
+    ATOMIC_AT = 32768,
+    READ_TO = 40000,
+    REPLY_FROM = 50000,
+    REPLY_TO = 60000,
+    SEND_FROM = 1000,
+    ATOMIC_TO = 2000,
+
+    BIG = 5000,
+    MANY = 64,
+    WINDOW = 4,
+    RNR_TIMER = 22, // 20.48 ms
+    TIME_LIMIT = 60,
+};
+
+static const uint64_t ATOMIC_START = 0x1122334455667788ull, ATOMIC_SWAPPED = 0xaabbccddeeff0011ull;
+
+static struct {
+    const char *mode, *addr, *port;
+    bool server, ipv6;
+    int gid_index, mtu;
+    uint32_t psn;
+} opt = {.port = "18515", .gid_index = 1, .mtu = 1024};
+
 static char *buf;
-static struct ibv_mr *mr;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;
+static struct ibv_mr *mr;
 static struct ibv_qp *qp;
-static struct info rem;
-#define DIE(x)                                                                                               \
-    do {                                                                                                     \
-        fprintf(stderr, "FAIL %s: %s\n", x, strerror(errno));                                                \
-        exit(1);                                                                                             \
-    } while (0)
-static int is(const char *m)
+static uint64_t remote_addr;
+static uint32_t remote_key;
+
+static void die(const char *what)
 {
-    return !strcmp(mode, m);
+    fprintf(stderr, "FAIL %s: %s\n", what, strerror(errno));
+    exit(1);
 }
 
-static void mk(struct ibv_context *c)
+static bool mode_is(const char *mode)
 {
-    buf = aligned_alloc(4096, BUF);
-    memset(buf, 0, BUF);
-    pd = ibv_alloc_pd(c);
-    cq = ibv_create_cq(c, 256, NULL, NULL, 0);
-    mr = ibv_reg_mr(pd, buf, BUF,
+    return !strcmp(opt.mode, mode);
+}
+
+static bool wants_rnr(void)
+{
+    return mode_is("rnr") || mode_is("rnrfail");
+}
+
+static uint8_t rnr_retries(void)
+{
+    return mode_is("rnrfail") ? 2 : 7;
+}
+
+// ---- resources
+
+static void make_resources(struct ibv_context *device)
+{
+    buf = aligned_alloc(4096, REGION);
+    if (!buf)
+        die("memory");
+    memset(buf, 0, REGION);
+    pd = ibv_alloc_pd(device);
+    cq = ibv_create_cq(device, 256, NULL, NULL, 0);
+    if (!pd || !cq)
+        die("pd, cq");
+    mr = ibv_reg_mr(pd, buf, REGION,
                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                         IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
-    if (!pd || !cq || !mr)
-        DIE("pd/cq/mr");
+    if (!mr)
+        die("mr");
 }
-static struct ibv_qp_init_attr qia(void)
+
+static struct ibv_qp_init_attr qp_attr(void)
 {
-    struct ibv_qp_init_attr a = {
+    return (struct ibv_qp_init_attr){
         .send_cq = cq,
         .recv_cq = cq,
         .qp_type = IBV_QPT_RC,
         .sq_sig_all = 1,
-        .cap = {.max_send_wr = 128, .max_recv_wr = 128, .max_send_sge = 1, .max_recv_sge = 1}};
-    return a;
+        .cap = {.max_send_wr = 128, .max_recv_wr = 128, .max_send_sge = 1, .max_recv_sge = 1},
+    };
 }
-static void recv_post(uint64_t off, uint32_t len)
+
+// ---- work requests
+
+static void post_recv(uint32_t offset, uint32_t length)
 {
-    struct ibv_sge s = {(uintptr_t)buf + off, len, mr->lkey};
-    struct ibv_recv_wr w = {.wr_id = 100 + off, .sg_list = &s, .num_sge = 1}, *b;
-    if (ibv_post_recv(qp, &w, &b))
-        DIE("post_recv");
+    struct ibv_sge sge = {(uintptr_t)buf + offset, length, mr->lkey};
+    struct ibv_recv_wr wr = {.wr_id = 100 + offset, .sg_list = &sge, .num_sge = 1}, *bad;
+
+    if (ibv_post_recv(qp, &wr, &bad))
+        die("post_recv");
 }
-static struct ibv_wc wait_wc(const char *what)
+
+static void post_send(struct ibv_send_wr *wr)
+{
+    struct ibv_send_wr *bad;
+
+    wr->send_flags = IBV_SEND_SIGNALED;
+    if (ibv_post_send(qp, wr, &bad))
+        die("post_send");
+}
+
+static struct ibv_wc poll_one(void)
 {
     struct ibv_wc wc;
     int n;
-    while (!(n = ibv_poll_cq(cq, 1, &wc)))
+
+    while ((n = ibv_poll_cq(cq, 1, &wc)) == 0)
         usleep(50);
     if (n < 0)
-        DIE("poll");
-    printf("%s: status=%s(%d) opcode=%d byte_len=%u imm=0x%08x flags=%u\n", what,
-           ibv_wc_status_str(wc.status), wc.status, wc.status ? -1 : wc.opcode, wc.status ? 0 : wc.byte_len,
-           (wc.wc_flags & IBV_WC_WITH_IMM) && !wc.status ? ntohl(wc.imm_data) : 0,
-           wc.status ? 0 : wc.wc_flags);
-    fflush(stdout);
+        die("poll_cq");
     return wc;
 }
-static struct ibv_wc op(const char *what, enum ibv_wr_opcode o, uint64_t loff, uint32_t len, uint64_t roff,
-                        uint32_t rkey, uint32_t imm, uint64_t cmp, uint64_t swp)
+
+static void complete(const char *what)
 {
-    struct ibv_sge s = {(uintptr_t)buf + loff, len, mr->lkey};
-    struct ibv_send_wr w = {.wr_id = 1,
-                            .sg_list = &s,
-                            .num_sge = len ? 1 : 0,
-                            .opcode = o,
-                            .send_flags = IBV_SEND_SIGNALED,
-                            .imm_data = htonl(imm)},
-                       *b;
-    if (o == IBV_WR_ATOMIC_CMP_AND_SWP || o == IBV_WR_ATOMIC_FETCH_AND_ADD) {
-        w.wr.atomic.remote_addr = rem.addr + roff;
-        w.wr.atomic.rkey = rkey;
-        w.wr.atomic.compare_add = cmp;
-        w.wr.atomic.swap = swp;
-    } else {
-        w.wr.rdma.remote_addr = rem.addr + roff;
-        w.wr.rdma.rkey = rkey;
-    }
-    if (ibv_post_send(qp, &w, &b))
-        DIE("post_send");
-    return wait_wc(what);
-}
-static void fill(char *p, int n, int seed)
-{
-    for (int i = 0; i < n; i++)
-        p[i] = (i * 7 + seed) & 0xff;
+    struct ibv_wc wc = poll_one();
+    const char *status = ibv_wc_status_str(wc.status);
+
+    // Where the status is an error, the other fields mean nothing.
+    if (wc.status)
+        printf("%s: status=%s(%d) opcode=-1 byte_len=0 imm=0x00000000 flags=0\n", what, status, wc.status);
+    else
+        printf("%s: status=%s(%d) opcode=%d byte_len=%u imm=0x%08x flags=%u\n", what, status, wc.status,
+               (int)wc.opcode, wc.byte_len, wc.wc_flags & IBV_WC_WITH_IMM ? ntohl(wc.imm_data) : 0,
+               wc.wc_flags);
+    fflush(stdout);
 }
 
-static void before(int server)
-{ // receives that must be there before the connection
-    if (!server) {
-        if (is("basic") || is("inv"))
-            recv_post(60000, 64);
-        return;
-    }
-    if (is("basic")) {
-        for (int i = 0; i < 3; i++)
-            recv_post(i * 512, 512);
-    } else if (is("toolong"))
-        recv_post(0, 16);
-    else if (is("inv"))
-        recv_post(0, 64);
-    else if (is("many"))
-        for (int i = 0; i < 64; i++)
-            recv_post(0, 4000);
-    if (is("basic"))
-        *(uint64_t *)(buf + 32768) = 0x1122334455667788ull;
+// One operation from `local` in our region, and its completion. The remote fields are ignored by SENDs.
+static void operation(const char *what, enum ibv_wr_opcode opcode, uint32_t local, uint32_t length,
+                      uint32_t remote, uint32_t rkey, uint32_t imm)
+{
+    struct ibv_sge sge = {(uintptr_t)buf + local, length, mr->lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = 1, .sg_list = &sge, .num_sge = length ? 1 : 0, .opcode = opcode, .imm_data = htonl(imm)};
+
+    wr.wr.rdma.remote_addr = remote_addr + remote;
+    wr.wr.rdma.rkey = rkey;
+    post_send(&wr);
+    complete(what);
 }
+
+static void send_bytes(const char *what, uint32_t local, uint32_t length)
+{
+    operation(what, IBV_WR_SEND, local, length, 0, 0, 0);
+}
+
+static void atomic(const char *what, enum ibv_wr_opcode opcode, uint32_t remote, uint32_t rkey,
+                   uint64_t compare_add, uint64_t swap)
+{
+    struct ibv_sge sge = {(uintptr_t)buf + ATOMIC_TO, 8, mr->lkey};
+    struct ibv_send_wr wr = {.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = opcode};
+
+    wr.wr.atomic.remote_addr = remote_addr + remote;
+    wr.wr.atomic.rkey = rkey;
+    wr.wr.atomic.compare_add = compare_add;
+    wr.wr.atomic.swap = swap;
+    post_send(&wr);
+    complete(what);
+}
+
+static void fill(uint32_t offset, int length, int seed)
+{
+    for (int i = 0; i < length; i++)
+        buf[offset + i] = (char)(i * 7 + seed);
+}
+
+static uint64_t word_at(uint32_t offset)
+{
+    uint64_t word;
+
+    memcpy(&word, buf + offset, sizeof word);
+    return word;
+}
+
+// ---- what each mode does
+
+// The receives that must be there before the connection is.
+static void prepare(void)
+{
+    if (!opt.server) {
+        if (mode_is("basic") || mode_is("inv"))
+            post_recv(REPLY_TO, 64);
+    } else if (mode_is("basic")) {
+        for (uint32_t i = 0; i < 3; i++)
+            post_recv(i * 512, 512);
+        memcpy(buf + ATOMIC_AT, &ATOMIC_START, sizeof ATOMIC_START);
+    } else if (mode_is("toolong")) {
+        post_recv(0, 16);
+    } else if (mode_is("inv")) {
+        post_recv(0, 64);
+    } else if (mode_is("many")) {
+        for (int i = 0; i < MANY; i++)
+            post_recv(0, 4000);
+    }
+}
+
+static void client_basic(void)
+{
+    strcpy(buf + SEND_FROM, "hello rxe");
+    send_bytes("SEND 10B", SEND_FROM, 10);
+    fill(SEND_FROM, 100, 1);
+    operation("SEND_IMM 100B", IBV_WR_SEND_WITH_IMM, SEND_FROM, 100, 0, 0, 0xdeadbeef);
+    fill(WRITE_AT, BIG, 2);
+    operation("WRITE 5000B", IBV_WR_RDMA_WRITE, WRITE_AT, BIG, WRITE_AT, remote_key, 0);
+    fill(SEND_FROM, 33, 3);
+    operation("WRITE_IMM 33B", IBV_WR_RDMA_WRITE_WITH_IMM, SEND_FROM, 33, WRITE_IMM_AT, remote_key,
+              0xcafef00d);
+    operation("READ 5000B", IBV_WR_RDMA_READ, READ_TO, BIG, WRITE_AT, remote_key, 0);
+    printf("read-back %s\n", memcmp(buf + READ_TO, buf + WRITE_AT, BIG) ? "DIFFERS" : "same");
+    atomic("CAS", IBV_WR_ATOMIC_CMP_AND_SWP, ATOMIC_AT, remote_key, ATOMIC_START, ATOMIC_SWAPPED);
+    printf("CAS old %016llx\n", (unsigned long long)word_at(ATOMIC_TO));
+    atomic("FADD", IBV_WR_ATOMIC_FETCH_AND_ADD, ATOMIC_AT, remote_key, 0x10, 0);
+    printf("FADD old %016llx\n", (unsigned long long)word_at(ATOMIC_TO));
+    operation("WRITE 0B", IBV_WR_RDMA_WRITE, 0, 0, WRITE_AT, remote_key, 0);
+    operation("READ 0B", IBV_WR_RDMA_READ, 0, 0, WRITE_AT, remote_key, 0);
+    send_bytes("SEND 3B", SEND_FROM, 3);
+    complete("RECV from server");
+    printf("got '%s'\n", buf + REPLY_TO);
+}
+
+static void server_basic(void)
+{
+    complete("RECV1");
+    printf("got '%s'\n", buf);
+    complete("RECV2");
+    complete("RECV3 (write imm)");
+    post_recv(0, 512);
+    complete("RECV4");
+    printf("atomic word now %016llx\n", (unsigned long long)word_at(ATOMIC_AT));
+    strcpy(buf + REPLY_FROM, "bye from server");
+    send_bytes("SEND back 16B", REPLY_FROM, 16);
+}
+
+static void client_inv(void)
+{
+    uint32_t key;
+
+    complete("RECV mw rkey");
+    memcpy(&key, buf + REPLY_TO, sizeof key);
+    key = ntohl(key);
+    printf("mw rkey 0x%08x\n", key);
+    operation("WRITE via mw", IBV_WR_RDMA_WRITE, 0, 64, MW_AT, key, 0);
+
+    struct ibv_sge sge = {(uintptr_t)buf, 20, mr->lkey};
+    struct ibv_send_wr wr = {
+        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_INV, .invalidate_rkey = key};
+    post_send(&wr);
+    complete("SEND_WITH_INV 20B");
+    usleep(50000);
+    operation("WRITE via invalidated mw", IBV_WR_RDMA_WRITE, 0, 64, MW_AT, key, 0);
+}
+
+static void server_inv(void)
+{
+    struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+
+    if (!mw)
+        die("alloc_mw");
+    uint32_t key = ibv_inc_rkey(mw->rkey), wire = htonl(key);
+    struct ibv_send_wr wr = {.opcode = IBV_WR_BIND_MW};
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = key;
+    wr.bind_mw.bind_info.mr = mr;
+    wr.bind_mw.bind_info.addr = (uintptr_t)buf + MW_AT;
+    wr.bind_mw.bind_info.length = 4096;
+    wr.bind_mw.bind_info.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    post_send(&wr);
+    complete("BIND_MW");
+    memcpy(buf + REPLY_FROM, &wire, sizeof wire);
+    printf("mw rkey 0x%08x\n", key);
+    send_bytes("SEND mw rkey", REPLY_FROM, 4);
+    complete("RECV (inv)");
+}
+
+static void client_many(void)
+{
+    int posted = 0, done = 0;
+
+    while (done < MANY) {
+        for (; posted < MANY && posted - done < WINDOW; posted++) {
+            struct ibv_sge sge = {(uintptr_t)buf + (uint32_t)posted * 8, 600, mr->lkey};
+            struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND};
+            post_send(&wr);
+        }
+        struct ibv_wc wc = poll_one();
+        if (wc.status) {
+            printf("many: %s after %d\n", ibv_wc_status_str(wc.status), done);
+            return;
+        }
+        done++;
+    }
+    printf("many: %d sends done\n", MANY);
+}
+
+static void server_many(void)
+{
+    for (int i = 0; i < MANY; i++) {
+        struct ibv_wc wc = poll_one();
+        if (wc.status) {
+            printf("many recv %s at %d\n", ibv_wc_status_str(wc.status), i);
+            return;
+        }
+    }
+}
+
 static void client_run(void)
 {
-    uint32_t rk = rem.rkey;
-    if (is("basic")) {
-        strcpy(buf + 1000, "hello rxe");
-        op("SEND 10B", IBV_WR_SEND, 1000, 10, 0, 0, 0, 0, 0);
-        fill(buf + 1000, 100, 1);
-        op("SEND_IMM 100B", IBV_WR_SEND_WITH_IMM, 1000, 100, 0, 0, 0xdeadbeef, 0, 0);
-        fill(buf + 8192, 5000, 2);
-        op("WRITE 5000B", IBV_WR_RDMA_WRITE, 8192, 5000, 8192, rk, 0, 0, 0);
-        fill(buf + 1000, 33, 3);
-        op("WRITE_IMM 33B", IBV_WR_RDMA_WRITE_WITH_IMM, 1000, 33, 16384, rk, 0xcafef00d, 0, 0);
-        op("READ 5000B", IBV_WR_RDMA_READ, 40000, 5000, 8192, rk, 0, 0, 0);
-        printf("read-back %s\n", memcmp(buf + 40000, buf + 8192, 5000) ? "DIFFERS" : "same");
-        op("CAS", IBV_WR_ATOMIC_CMP_AND_SWP, 2000, 8, 32768, rk, 0, 0x1122334455667788ull,
-           0xaabbccddeeff0011ull);
-        printf("CAS old %016llx\n", (unsigned long long)*(uint64_t *)(buf + 2000));
-        op("FADD", IBV_WR_ATOMIC_FETCH_AND_ADD, 2000, 8, 32768, rk, 0, 0x10, 0);
-        printf("FADD old %016llx\n", (unsigned long long)*(uint64_t *)(buf + 2000));
-        op("WRITE 0B", IBV_WR_RDMA_WRITE, 0, 0, 8192, rk, 0, 0, 0);
-        op("READ 0B", IBV_WR_RDMA_READ, 0, 0, 8192, rk, 0, 0, 0);
-        op("SEND 3B", IBV_WR_SEND, 1000, 3, 0, 0, 0, 0, 0);
-        wait_wc("RECV from server");
-        printf("got '%s'\n", buf + 60000);
-    } else if (is("inv")) {
-        wait_wc("RECV mw rkey");
-        uint32_t k;
-        memcpy(&k, buf + 60000, 4);
-        k = ntohl(k);
-        printf("mw rkey 0x%08x\n", k);
-        op("WRITE via mw", IBV_WR_RDMA_WRITE, 0, 64, 4096, k, 0, 0, 0);
-        struct ibv_sge sg = {(uintptr_t)buf, 20, mr->lkey};
-        struct ibv_send_wr w = {.sg_list = &sg,
-                                .num_sge = 1,
-                                .opcode = IBV_WR_SEND_WITH_INV,
-                                .send_flags = IBV_SEND_SIGNALED,
-                                .invalidate_rkey = k},
-                           *b;
-        if (ibv_post_send(qp, &w, &b))
-            DIE("post inv");
-        wait_wc("SEND_WITH_INV 20B");
-        usleep(50000);
-        op("WRITE via invalidated mw", IBV_WR_RDMA_WRITE, 0, 64, 4096, k, 0, 0, 0);
-    } else if (is("badrkey"))
-        op("WRITE bad rkey", IBV_WR_RDMA_WRITE, 0, 64, 0, rk ^ 0x55, 0, 0, 0);
-    else if (is("badread"))
-        op("READ bad rkey", IBV_WR_RDMA_READ, 0, 64, 0, rk ^ 0x55, 0, 0, 0);
-    else if (is("badatomic"))
-        op("FADD bad rkey", IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 8, 0, rk ^ 0x55, 0, 1, 0);
-    else if (is("unaligned"))
-        op("FADD unaligned", IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 8, 4, rk, 0, 1, 0);
-    else if (is("oob"))
-        op("WRITE out of bounds", IBV_WR_RDMA_WRITE, 0, 64, BUF - 32, rk, 0, 0, 0);
-    else if (is("toolong"))
-        op("SEND 64B into 16B", IBV_WR_SEND, 0, 64, 0, 0, 0, 0, 0);
-    else if (is("rnr")) {
+    uint32_t wrong_key = remote_key ^ 0x55;
+
+    if (mode_is("basic"))
+        client_basic();
+    else if (mode_is("inv"))
+        client_inv();
+    else if (mode_is("badrkey"))
+        operation("WRITE bad rkey", IBV_WR_RDMA_WRITE, 0, 64, 0, wrong_key, 0);
+    else if (mode_is("badread"))
+        operation("READ bad rkey", IBV_WR_RDMA_READ, 0, 64, 0, wrong_key, 0);
+    else if (mode_is("badatomic"))
+        atomic("FADD bad rkey", IBV_WR_ATOMIC_FETCH_AND_ADD, 0, wrong_key, 1, 0);
+    else if (mode_is("unaligned"))
+        atomic("FADD unaligned", IBV_WR_ATOMIC_FETCH_AND_ADD, 4, remote_key, 1, 0);
+    else if (mode_is("oob"))
+        operation("WRITE out of bounds", IBV_WR_RDMA_WRITE, 0, 64, REGION - 32, remote_key, 0);
+    else if (mode_is("toolong"))
+        send_bytes("SEND 64B into 16B", 0, 64);
+    else if (mode_is("rnr")) {
         strcpy(buf, "late");
-        op("SEND (rnr)", IBV_WR_SEND, 0, 5, 0, 0, 0, 0, 0);
-    } else if (is("rnrfail"))
-        op("SEND (rnrfail)", IBV_WR_SEND, 0, 5, 0, 0, 0, 0, 0);
-    else if (is("many")) {
-        int posted = 0, done = 0;
-        struct ibv_wc wc;
-        while (done < 64) {
-            while (posted < 64 && posted - done < 4) {
-                struct ibv_sge s = {(uintptr_t)buf + posted * 8, 600, mr->lkey};
-                struct ibv_send_wr w = {.sg_list = &s,
-                                        .num_sge = 1,
-                                        .opcode = IBV_WR_SEND,
-                                        .send_flags = IBV_SEND_SIGNALED},
-                                   *b;
-                if (ibv_post_send(qp, &w, &b))
-                    DIE("post");
-                posted++;
-            }
-            int n = ibv_poll_cq(cq, 1, &wc);
-            if (n > 0) {
-                if (wc.status) {
-                    printf("many: %s after %d\n", ibv_wc_status_str(wc.status), done);
-                    return;
-                }
-                done++;
-            } else
-                usleep(20);
-        }
-        printf("many: 64 sends done\n");
-    }
+        send_bytes("SEND (rnr)", 0, 5);
+    } else if (mode_is("rnrfail"))
+        send_bytes("SEND (rnrfail)", 0, 5);
+    else if (mode_is("many"))
+        client_many();
 }
+
 static void server_run(void)
 {
-    if (is("basic")) {
-        wait_wc("RECV1");
-        printf("got '%s'\n", buf);
-        wait_wc("RECV2");
-        wait_wc("RECV3 (write imm)");
-        recv_post(0, 512);
-        wait_wc("RECV4");
-        printf("atomic word now %016llx\n", (unsigned long long)*(uint64_t *)(buf + 32768));
-        strcpy(buf + 50000, "bye from server");
-        op("SEND back 16B", IBV_WR_SEND, 50000, 16, 0, 0, 0, 0, 0);
-    } else if (is("inv")) {
-        struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
-        if (!mw)
-            DIE("alloc_mw");
-        uint32_t k = ibv_inc_rkey(mw->rkey);
-        struct ibv_send_wr w = {.opcode = IBV_WR_BIND_MW,
-                                .send_flags = IBV_SEND_SIGNALED,
-                                .bind_mw = {.mw = mw,
-                                            .rkey = k,
-                                            .bind_info = {.mr = mr,
-                                                          .addr = (uintptr_t)buf + 4096,
-                                                          .length = 4096,
-                                                          .mw_access_flags = IBV_ACCESS_REMOTE_WRITE |
-                                                                             IBV_ACCESS_REMOTE_READ}}},
-                           *b;
-        if (ibv_post_send(qp, &w, &b))
-            DIE("bind_mw");
-        wait_wc("BIND_MW");
-        uint32_t n = htonl(k);
-        memcpy(buf + 50000, &n, 4);
-        printf("mw rkey 0x%08x\n", k);
-        op("SEND mw rkey", IBV_WR_SEND, 50000, 4, 0, 0, 0, 0, 0);
-        wait_wc("RECV (inv)");
-    } else if (is("rnr")) {
+    if (mode_is("basic"))
+        server_basic();
+    else if (mode_is("inv"))
+        server_inv();
+    else if (mode_is("rnr")) {
         usleep(200000);
-        recv_post(0, 64);
-        wait_wc("RECV late");
-    } else if (is("many"))
-        for (int i = 0; i < 64; i++) {
-            struct ibv_wc w;
-            int n;
-            while (!(n = ibv_poll_cq(cq, 1, &w)))
-                usleep(20);
-            if (w.status) {
-                printf("many recv %s at %d\n", ibv_wc_status_str(w.status), i);
-                return;
-            }
-        }
+        post_recv(0, 64);
+        complete("RECV late");
+    } else if (mode_is("many"))
+        server_many();
     fflush(stdout);
 }
-static struct rdma_cm_event *ev(struct rdma_event_channel *ch, int want)
+
+// ---- connection with rdma_cm
+
+// What the server puts behind its private data's text.
+struct region_info {
+    uint64_t addr;
+    uint32_t rkey;
+    uint32_t magic;
+} __attribute__((packed));
+
+enum { INFO_AT = 32, PRIVATE_DATA = 56, ANY_EVENT = -1, RESOLVE_MS = 2000 };
+
+static struct addrinfo *resolve(const char *addr)
 {
-    struct rdma_cm_event *e;
-    if (rdma_get_cm_event(ch, &e))
-        DIE("get_cm_event");
-    printf("event %s status %d pdlen %u", rdma_event_str(e->event), e->status,
-           e->param.conn.private_data_len);
-    if (e->param.conn.private_data_len)
-        printf(" pd '%.24s'", (char *)e->param.conn.private_data);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = opt.server ? AI_PASSIVE : 0}, *found;
+
+    if (getaddrinfo(addr, opt.port, &hints, &found))
+        die("getaddrinfo");
+    return found;
+}
+
+static struct rdma_cm_event *next_event(struct rdma_event_channel *channel, int wanted)
+{
+    struct rdma_cm_event *event;
+
+    if (rdma_get_cm_event(channel, &event))
+        die("get_cm_event");
+    printf("event %s status %d pdlen %u", rdma_event_str(event->event), event->status,
+           event->param.conn.private_data_len);
+    if (event->param.conn.private_data_len)
+        printf(" pd '%.24s'", (const char *)event->param.conn.private_data);
     printf("\n");
     fflush(stdout);
-    if (want >= 0 && (int)e->event != want)
+    if (wanted != ANY_EVENT && (int)event->event != wanted)
         exit(3);
-    return e;
+    return event;
 }
-static void cm_main(int server)
+
+static void expect_event(struct rdma_event_channel *channel, int wanted)
 {
-    struct rdma_event_channel *ch = rdma_create_event_channel();
-    struct rdma_cm_id *id;
-    struct rdma_cm_event *e;
-    struct addrinfo h = {.ai_socktype = SOCK_STREAM,
-                         .ai_flags = server ? AI_PASSIVE : 0,
-                         .ai_family = v6 ? AF_INET6 : 0},
-                    *ai;
-    if (!ch || rdma_create_id(ch, &id, NULL, RDMA_PS_TCP))
-        DIE("create_id");
-    if (getaddrinfo(addr ? addr : (v6 ? "::" : "0.0.0.0"), port, &h, &ai))
-        DIE("getaddrinfo");
-    struct ibv_qp_init_attr a;
-    char pdat[56];
-    memset(pdat, 0, sizeof pdat);
-    struct rdma_conn_param cp = {.private_data = pdat,
-                                 .private_data_len = sizeof pdat,
-                                 .responder_resources = 4,
-                                 .initiator_depth = 4,
-                                 .retry_count = 7,
-                                 .rnr_retry_count = is("rnrfail") ? 2 : 7};
-    if (server) {
-        if (rdma_bind_addr(id, ai->ai_addr) || rdma_listen(id, 4))
-            DIE("listen");
-        printf("listening\n");
-        fflush(stdout);
-        e = ev(ch, RDMA_CM_EVENT_CONNECT_REQUEST);
-        struct rdma_cm_id *c = e->id;
-        rdma_ack_cm_event(e);
-        if (is("reject")) {
-            if (rdma_reject(c, "rlab-reject", 12))
-                DIE("reject");
-            sleep(1);
-            return;
-        }
-        mk(c->verbs);
-        a = qia();
-        if (rdma_create_qp(c, pd, &a))
-            DIE("create_qp");
-        qp = c->qp;
-        before(1);
-        struct info *i = (struct info *)(pdat + 32);
-        strcpy(pdat, SPD);
-        i->addr = htobe64((uintptr_t)buf);
-        i->rkey = htonl(mr->rkey);
-        i->magic = htonl(0x524c4142);
-        printf("qpn 0x%06x rkey 0x%08x addr 0x%llx\n", qp->qp_num, mr->rkey,
-               (unsigned long long)(uintptr_t)buf);
-        fflush(stdout);
-        if (is("rnr") || is("rnrfail")) {
-        }
-        if (rdma_accept(c, &cp))
-            DIE("accept");
-        rdma_ack_cm_event(ev(ch, RDMA_CM_EVENT_ESTABLISHED));
-        if (is("rnr") || is("rnrfail")) {
-            struct ibv_qp_attr q = {.min_rnr_timer = 22};
-            if (ibv_modify_qp(qp, &q, IBV_QP_MIN_RNR_TIMER))
-                perror("min_rnr_timer");
-        }
-        server_run();
-        rdma_ack_cm_event(ev(ch, RDMA_CM_EVENT_DISCONNECTED));
-        rdma_disconnect(c);
-        rdma_destroy_qp(c);
-        rdma_destroy_id(c);
-    } else {
-        struct sockaddr_storage ss, *sp = NULL;
-        if (src) {
-            struct addrinfo *sa;
-            getaddrinfo(src, NULL, &h, &sa);
-            memcpy(&ss, sa->ai_addr, sa->ai_addrlen);
-            sp = &ss;
-        }
-        if (rdma_resolve_addr(id, (void *)sp, ai->ai_addr, 2000))
-            DIE("resolve_addr");
-        rdma_ack_cm_event(ev(ch, RDMA_CM_EVENT_ADDR_RESOLVED));
-        if (rdma_resolve_route(id, 2000))
-            DIE("resolve_route");
-        rdma_ack_cm_event(ev(ch, RDMA_CM_EVENT_ROUTE_RESOLVED));
-        mk(id->verbs);
-        a = qia();
-        if (rdma_create_qp(id, pd, &a))
-            DIE("create_qp");
-        qp = id->qp;
-        before(0);
-        printf("qpn 0x%06x\n", qp->qp_num);
-        strcpy(pdat, CPD);
-        if (rdma_connect(id, &cp))
-            DIE("connect");
-        e = ev(ch, -1);
-        if (e->event != RDMA_CM_EVENT_ESTABLISHED) {
-            printf("not connected (event %s, status %d)\n", rdma_event_str(e->event), e->status);
-            rdma_ack_cm_event(e);
-            return;
-        }
-        struct info i;
-        memcpy(&i, (char *)e->param.conn.private_data + 32, sizeof i);
-        rdma_ack_cm_event(e);
-        rem.addr = be64toh(i.addr);
-        rem.rkey = ntohl(i.rkey);
-        printf("remote addr 0x%llx rkey 0x%08x\n", (unsigned long long)rem.addr, rem.rkey);
-        if (is("rnr") || is("rnrfail"))
-            usleep(50000);
-        client_run();
-        usleep(100000);
-        rdma_disconnect(id);
-        rdma_ack_cm_event(ev(ch, RDMA_CM_EVENT_DISCONNECTED));
-        rdma_destroy_qp(id);
-        rdma_destroy_id(id);
-    }
+    rdma_ack_cm_event(next_event(channel, wanted));
 }
-#include <sys/socket.h>
-struct tinfo {
-    uint32_t qpn, psn, rkey;
+
+static struct rdma_conn_param conn_param(const char *private_data)
+{
+    return (struct rdma_conn_param){
+        .private_data = private_data,
+        .private_data_len = PRIVATE_DATA,
+        .responder_resources = 4,
+        .initiator_depth = 4,
+        .retry_count = 7,
+        .rnr_retry_count = rnr_retries(),
+    };
+}
+
+static void make_cm_qp(struct rdma_cm_id *id)
+{
+    make_resources(id->verbs);
+    struct ibv_qp_init_attr attr = qp_attr();
+    if (rdma_create_qp(id, pd, &attr))
+        die("create_qp");
+    qp = id->qp;
+    prepare();
+}
+
+static void cm_server(struct rdma_event_channel *channel, struct rdma_cm_id *listener)
+{
+    char data[PRIVATE_DATA] = "rlab-server-private-data";
+    struct addrinfo *at = resolve(opt.addr ? opt.addr : opt.ipv6 ? "::" : "0.0.0.0");
+
+    if (rdma_bind_addr(listener, at->ai_addr) || rdma_listen(listener, 4))
+        die("listen");
+    printf("listening\n");
+    fflush(stdout);
+    struct rdma_cm_event *event = next_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+    struct rdma_cm_id *id = event->id;
+    rdma_ack_cm_event(event);
+    if (mode_is("reject")) {
+        if (rdma_reject(id, "rlab-reject", 12))
+            die("reject");
+        sleep(1);
+        return;
+    }
+    make_cm_qp(id);
+    struct region_info info = {htobe64((uintptr_t)buf), htonl(mr->rkey), htonl(0x524c4142)};
+    memcpy(data + INFO_AT, &info, sizeof info);
+    printf("qpn 0x%06x rkey 0x%08x addr 0x%llx\n", qp->qp_num, mr->rkey, (unsigned long long)(uintptr_t)buf);
+    fflush(stdout);
+    struct rdma_conn_param param = conn_param(data);
+    if (rdma_accept(id, &param))
+        die("accept");
+    expect_event(channel, RDMA_CM_EVENT_ESTABLISHED);
+    if (wants_rnr()) {
+        struct ibv_qp_attr attr = {.min_rnr_timer = RNR_TIMER};
+        if (ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER))
+            die("min_rnr_timer");
+    }
+    server_run();
+    expect_event(channel, RDMA_CM_EVENT_DISCONNECTED);
+    rdma_disconnect(id);
+    rdma_destroy_qp(id);
+    rdma_destroy_id(id);
+}
+
+static void cm_client(struct rdma_event_channel *channel, struct rdma_cm_id *id)
+{
+    char data[PRIVATE_DATA] = "rlab-client-private-data";
+
+    if (rdma_resolve_addr(id, NULL, resolve(opt.addr)->ai_addr, RESOLVE_MS))
+        die("resolve_addr");
+    expect_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+    if (rdma_resolve_route(id, RESOLVE_MS))
+        die("resolve_route");
+    expect_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    make_cm_qp(id);
+    printf("qpn 0x%06x\n", qp->qp_num);
+    struct rdma_conn_param param = conn_param(data);
+    if (rdma_connect(id, &param))
+        die("connect");
+    struct rdma_cm_event *event = next_event(channel, ANY_EVENT);
+    if (event->event != RDMA_CM_EVENT_ESTABLISHED) {
+        printf("not connected (event %s, status %d)\n", rdma_event_str(event->event), event->status);
+        rdma_ack_cm_event(event);
+        return;
+    }
+    struct region_info info;
+    memcpy(&info, (const char *)event->param.conn.private_data + INFO_AT, sizeof info);
+    rdma_ack_cm_event(event);
+    remote_addr = be64toh(info.addr);
+    remote_key = ntohl(info.rkey);
+    printf("remote addr 0x%llx rkey 0x%08x\n", (unsigned long long)remote_addr, remote_key);
+    if (wants_rnr())
+        usleep(50000); // the server sets its RNR timer
+    client_run();
+    usleep(100000);
+    rdma_disconnect(id);
+    expect_event(channel, RDMA_CM_EVENT_DISCONNECTED);
+    rdma_destroy_qp(id);
+    rdma_destroy_id(id);
+}
+
+static void run_with_cm(void)
+{
+    struct rdma_event_channel *channel = rdma_create_event_channel();
+    struct rdma_cm_id *id;
+
+    if (!channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+        die("create_id");
+    if (opt.server)
+        cm_server(channel, id);
+    else
+        cm_client(channel, id);
+}
+
+// ---- connection over TCP
+
+struct qp_info {
     uint64_t addr;
     union ibv_gid gid;
-} __attribute__((packed));
-static void t_main(int server)
+    uint32_t qpn, psn, rkey, unused;
+};
+
+static int tcp_connection(void)
 {
-    int n;
-    struct ibv_device **l = ibv_get_device_list(&n);
-    if (!n)
-        DIE("no device");
-    struct ibv_context *c = ibv_open_device(l[0]);
-    mk(c);
-    struct ibv_qp_init_attr a = qia();
-    qp = ibv_create_qp(pd, &a);
-    if (!qp)
-        DIE("create_qp");
-    struct ibv_qp_attr q = {.qp_state = IBV_QPS_INIT,
-                            .port_num = 1,
-                            .qp_access_flags =
-                                IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC};
-    if (ibv_modify_qp(qp, &q, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
-        DIE("INIT");
-    before(server);
-    struct tinfo me = {htonl(qp->qp_num), htonl(psn), htonl(mr->rkey), htobe64((uintptr_t)buf)}, ot;
-    ibv_query_gid(c, 1, gidx, &me.gid);
-    struct addrinfo h = {.ai_socktype = SOCK_STREAM, .ai_flags = server ? AI_PASSIVE : 0}, *ai;
-    if (getaddrinfo(addr, port, &h, &ai))
-        DIE("gai");
-    int s = socket(ai->ai_family, SOCK_STREAM, 0), one = 1;
+    struct addrinfo *at = resolve(opt.addr);
+    int one = 1, s = socket(at->ai_family, SOCK_STREAM, 0);
+
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (server) {
-        if (bind(s, ai->ai_addr, ai->ai_addrlen) || listen(s, 1))
-            DIE("bind");
-        printf("listening\n");
-        fflush(stdout);
-        s = accept(s, 0, 0);
-    } else if (connect(s, ai->ai_addr, ai->ai_addrlen))
-        DIE("connect");
-    if (write(s, &me, sizeof me) != sizeof me || recv(s, &ot, sizeof ot, MSG_WAITALL) != sizeof ot)
-        DIE("exchange");
-    rem.addr = be64toh(ot.addr);
-    rem.rkey = ntohl(ot.rkey);
-    printf("local qpn 0x%06x psn 0x%06x rkey 0x%08x addr 0x%llx; remote qpn 0x%06x psn 0x%06x rkey 0x%08x\n",
-           qp->qp_num, psn, mr->rkey, (unsigned long long)(uintptr_t)buf, ntohl(ot.qpn), ntohl(ot.psn),
-           rem.rkey);
-    struct ibv_qp_attr r = {.qp_state = IBV_QPS_RTR,
-                            .path_mtu = mtu == 256    ? 1
-                                        : mtu == 512  ? 2
-                                        : mtu == 1024 ? 3
-                                        : mtu == 2048 ? 4
-                                                      : 5,
-                            .dest_qp_num = ntohl(ot.qpn),
-                            .rq_psn = ntohl(ot.psn),
-                            .max_dest_rd_atomic = 4,
-                            .min_rnr_timer = 22,
-                            .ah_attr = {.is_global = 1,
-                                        .port_num = 1,
-                                        .grh = {.dgid = ot.gid, .sgid_index = gidx, .hop_limit = 64}}};
-    if (ibv_modify_qp(qp, &r,
+    if (!opt.server) {
+        if (connect(s, at->ai_addr, at->ai_addrlen))
+            die("connect");
+        return s;
+    }
+    if (bind(s, at->ai_addr, at->ai_addrlen) || listen(s, 1))
+        die("listen");
+    printf("listening\n");
+    fflush(stdout);
+    return accept(s, NULL, NULL);
+}
+
+// Returns when the other side is here too.
+static void exchange(int s, const void *ours, void *theirs, size_t length)
+{
+    if (write(s, ours, length) != (ssize_t)length ||
+        recv(s, theirs, length, MSG_WAITALL) != (ssize_t)length)
+        die("exchange");
+}
+
+static enum ibv_mtu mtu_code(int bytes)
+{
+    for (int code = IBV_MTU_256; code < IBV_MTU_4096; code++)
+        if (bytes <= 128 << code)
+            return (enum ibv_mtu)code;
+    return IBV_MTU_4096;
+}
+
+static void to_init(void)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT,
+        .port_num = 1,
+        .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+    };
+
+    if (ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+        die("INIT");
+}
+
+static void to_rts(const struct qp_info *peer)
+{
+    struct ibv_qp_attr rtr = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = mtu_code(opt.mtu),
+        .dest_qp_num = ntohl(peer->qpn),
+        .rq_psn = ntohl(peer->psn),
+        .max_dest_rd_atomic = 4,
+        .min_rnr_timer = RNR_TIMER,
+        .ah_attr = {.is_global = 1,
+                    .port_num = 1,
+                    .grh = {.dgid = peer->gid, .sgid_index = (uint8_t)opt.gid_index, .hop_limit = 64}},
+    };
+    struct ibv_qp_attr rts = {
+        .qp_state = IBV_QPS_RTS,
+        .timeout = 14,
+        .retry_cnt = 7,
+        .rnr_retry = rnr_retries(),
+        .sq_psn = opt.psn,
+        .max_rd_atomic = 4,
+    };
+
+    if (ibv_modify_qp(qp, &rtr,
                       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
-        DIE("RTR");
-    struct ibv_qp_attr t = {.qp_state = IBV_QPS_RTS,
-                            .timeout = 14,
-                            .retry_cnt = 7,
-                            .rnr_retry = is("rnrfail") ? 2 : 7,
-                            .sq_psn = psn,
-                            .max_rd_atomic = 4};
-    if (ibv_modify_qp(qp, &t,
+        die("RTR");
+    if (ibv_modify_qp(qp, &rts,
                       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                           IBV_QP_MAX_QP_RD_ATOMIC))
-        DIE("RTS");
-    char x = 0;
-    if (write(s, &x, 1) != 1 || read(s, &x, 1) != 1)
-        DIE("sync");
-    if (server)
+        die("RTS");
+}
+
+static void run_over_tcp(void)
+{
+    int devices;
+    struct ibv_device **list = ibv_get_device_list(&devices);
+
+    if (!list || !devices)
+        die("no device");
+    struct ibv_context *device = ibv_open_device(list[0]);
+    if (!device)
+        die("open_device");
+    make_resources(device);
+    struct ibv_qp_init_attr attr = qp_attr();
+    qp = ibv_create_qp(pd, &attr);
+    if (!qp)
+        die("create_qp");
+    to_init();
+    prepare();
+
+    struct qp_info ours = {.addr = htobe64((uintptr_t)buf),
+                           .qpn = htonl(qp->qp_num),
+                           .psn = htonl(opt.psn),
+                           .rkey = htonl(mr->rkey)},
+                   theirs;
+    if (ibv_query_gid(device, 1, opt.gid_index, &ours.gid))
+        die("query_gid");
+    int s = tcp_connection();
+    exchange(s, &ours, &theirs, sizeof ours);
+    remote_addr = be64toh(theirs.addr);
+    remote_key = ntohl(theirs.rkey);
+    printf("local qpn 0x%06x psn 0x%06x rkey 0x%08x addr 0x%llx; remote qpn 0x%06x psn 0x%06x rkey 0x%08x\n",
+           qp->qp_num, opt.psn, mr->rkey, (unsigned long long)(uintptr_t)buf, ntohl(theirs.qpn),
+           ntohl(theirs.psn), remote_key);
+    to_rts(&theirs);
+    char ready = 0;
+    exchange(s, &ready, &ready, 1);
+    if (opt.server)
         server_run();
     else
         client_run();
-    if (write(s, &x, 1) != 1 || read(s, &x, 1) != 1) {
-    }
+    exchange(s, &ready, &ready, 1);
     usleep(50000);
 }
-int main(int ac, char **av)
+
+int main(int argc, char **argv)
 {
-    if (ac < 3) {
-        fprintf(stderr, "usage: rlab server|client|tserver|tclient MODE ...\n");
+    int letter;
+
+    if (argc < 3) {
+        fprintf(stderr, "usage: rlab server|client|tserver|tclient MODE [-p PORT] [-a ADDR] [-6] "
+                        "[-g GID] [-P PSN] [-M MTU]\n");
         return 2;
     }
-    char *role = av[1];
-    mode = av[2];
-    int o;
+    opt.server = strstr(argv[1], "server") != NULL;
+    opt.mode = argv[2];
     optind = 3;
-    while ((o = getopt(ac, av, "p:a:s:6g:P:M:")) > 0)
-        switch (o) {
-        case 'p':
-            port = optarg;
-            break;
-        case 'a':
-            addr = optarg;
-            break;
-        case 's':
-            src = optarg;
-            break;
-        case '6':
-            v6 = 1;
-            break;
-        case 'g':
-            gidx = atoi(optarg);
-            break;
-        case 'P':
-            psn = strtoul(optarg, 0, 0);
-            break;
-        case 'M':
-            mtu = atoi(optarg);
-            break;
+    while ((letter = getopt(argc, argv, "p:a:6g:P:M:")) > 0) {
+        switch (letter) {
+        case 'p': opt.port = optarg; break;
+        case 'a': opt.addr = optarg; break;
+        case '6': opt.ipv6 = true; break;
+        case 'g': opt.gid_index = atoi(optarg); break;
+        case 'P': opt.psn = (uint32_t)strtoul(optarg, NULL, 0); break;
+        case 'M': opt.mtu = atoi(optarg); break;
+        default: return 2;
         }
-    alarm(60);
-    if (role[0] == 't')
-        t_main(!strcmp(role, "tserver"));
+    }
+    alarm(TIME_LIMIT);
+    if (argv[1][0] == 't')
+        run_over_tcp();
     else
-        cm_main(!strcmp(role, "server"));
+        run_with_cm();
     printf("done\n");
     return 0;
 }
