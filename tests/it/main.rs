@@ -6,4 +6,5 @@ mod rc;
 mod sim_exchange;
 mod sim_random;
 mod sim_world;
+mod tidy;
 mod wire_fixtures;

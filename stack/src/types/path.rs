@@ -1,6 +1,6 @@
 //! Path MTU and the coded timers and retry counts of an RC connection.
 
-use crate::time::Duration;
+use core::time::Duration;
 
 /// Path MTU: the payload bytes of one packet (IBTA Vol 1 9.4.3), independent of the interface's MTU except that it must fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
