@@ -246,6 +246,26 @@ fn a_whole_batch_of_full_packets_arrives_in_order() {
     }
 }
 
+/// Sends 1,000 bytes from a kernel UDP socket to be segmented into 300 each (SOL_UDP 17, UDP_SEGMENT 103). Every Debian has
+/// perl, and no safe Rust sets this option.
+const SUPERFRAME: &str = r#"
+    socket(S, PF_INET, SOCK_DGRAM, 0) or die $!;
+    setsockopt(S, 17, 103, pack("i", 300)) or die $!;
+    defined(send(S, join("", map { chr(64 + $_ / 100) } 0 .. 999), 0, pack_sockaddr_in(4791, inet_aton("10.77.0.2")))) or die $!;
+"#;
+
+#[test]
+fn a_superframe_that_veth_hands_over_whole_is_a_burst() {
+    let lab = Lab::new();
+    let mut b = lab.shared(&lab.b);
+    run("ip", &["netns", "exec", &lab.a, "perl", "-MSocket", "-e", SUPERFRAME]);
+    b.wait(Some(Duration::from_secs(1))).unwrap();
+    let got = take(&mut b);
+    assert_eq!((got.len(), got[0].segment, got[0].bytes.len()), (1, 300, 1000));
+    assert_eq!((got[0].bytes[0], got[0].bytes[999]), (64, 73));
+    assert_eq!(b.lost(), Default::default());
+}
+
 #[test]
 fn the_kernel_does_not_refuse_our_peers() {
     let lab = Lab::new();
