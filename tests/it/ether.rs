@@ -444,6 +444,9 @@ fn what_cannot_be_opened_says_why() {
     drop(lab.shared(&lab.a));
     ip(&format!("-n {} link set v0 mtu 300", lab.a));
     assert!(matches!(open("v0"), DeviceError::MtuTooSmall { mtu: 300, .. }));
+    ip(&format!("-n {} link set v0 down", lab.a));
+    assert!(matches!(open("v0"), DeviceError::InterfaceDown { name } if name == "v0"));
+    ip(&format!("-n {} link set v0 up", lab.a));
     ip(&format!("-n {} addr flush dev v0", lab.a));
     assert!(matches!(open("v0"), DeviceError::NoAddress { name } if name == "v0"));
 }

@@ -78,8 +78,9 @@ impl AfPacket {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`DeviceError::NoInterface`], [`DeviceError::NotEthernet`], [`DeviceError::MissingCapability`],
-    /// [`DeviceError::NoAddress`], [`DeviceError::MtuTooSmall`], [`DeviceError::PortInUse`] (another process has port
+    /// [`DeviceError::NoInterface`], [`DeviceError::NotEthernet`], [`DeviceError::InterfaceDown`],
+    /// [`DeviceError::NotOurMac`], [`DeviceError::MissingCapability`], [`DeviceError::NoAddress`],
+    /// [`DeviceError::MtuTooSmall`], [`DeviceError::PortInUse`] (another process has port
     /// 4791 of a shared address), [`DeviceError::Io`].
     pub fn open(config: AfPacketConfig) -> Result<Self, DeviceError> {
         let facts = InterfaceFacts::of(&config.interface)?;

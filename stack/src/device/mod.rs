@@ -169,6 +169,12 @@ pub enum DeviceError {
         /// Asked for.
         address: IpAddr,
     },
+    /// The interface is down.
+    #[error("interface {name} is down; `ip link set {name} up`")]
+    InterfaceDown {
+        /// Interface.
+        name: String,
+    },
     /// The interface carries no Ethernet frames (loopback, tunnel).
     #[error("interface {name} is not Ethernet; use a udp: device")]
     NotEthernet {

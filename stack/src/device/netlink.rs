@@ -20,6 +20,8 @@ pub struct InterfaceFacts {
     pub name: String,
     /// The kernel's number.
     pub index: u32,
+    /// Whether it is up.
+    pub up: bool,
     /// Bytes of the largest IP packet.
     pub mtu: usize,
     /// Link address, on Ethernet.
@@ -46,7 +48,7 @@ impl InterfaceFacts {
         let list = interfaces::list().map_err(|source| DeviceError::Io { action: "listing interfaces", source })?;
         Ok(list
             .into_iter()
-            .map(|i| Self { name: i.name, index: i.index, mtu: i.mtu, mac: i.mac, addresses: i.addresses })
+            .map(|i| Self { name: i.name, index: i.index, up: i.up, mtu: i.mtu, mac: i.mac, addresses: i.addresses })
             .collect())
     }
 
@@ -269,6 +271,7 @@ mod tests {
         let facts = InterfaceFacts {
             name: "x".to_owned(),
             index: 1,
+            up: true,
             mtu: 1500,
             mac: None,
             addresses: ["fd00::1", "fe80::1", "10.0.0.1", "10.0.0.2"].map(|a| (a.parse().unwrap(), 64)).to_vec(),

@@ -52,6 +52,7 @@ impl PnetDevice {
         let mac = found.mac.map(|m| MacAddr(m.octets())).filter(|m| *m != MacAddr::default());
         let facts = InterfaceFacts {
             index: found.index,
+            up: found.is_up(),
             // pnet does not tell it.
             mtu: InterfaceFacts::of(interface)?.mtu,
             mac,

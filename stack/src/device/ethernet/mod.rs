@@ -39,10 +39,12 @@ const VLAN_TPID: [u8; 2] = [0x81, 0x00];
 /// Whose addresses a raw device uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressMode {
-    /// Those of the interface, beside the kernel, which goes on answering ARP and ping for them.
+    /// Those that the interface has when the device is opened, beside the kernel, which goes on answering ARP and ping
+    /// for them and whose routes and neighbours are used.
     Shared,
     /// A MAC and addresses that nobody else has; the device answers ARP, neighbour solicitation and ping for them. Every
-    /// destination is taken to be on the link.
+    /// destination is taken to be on the link. This machine's own kernel, on the same interface, cannot be reached: what
+    /// is sent leaves it. With the MAC of the interface, a kernel that forwards would forward what is for the addresses.
     Own {
         /// The MAC; that of the interface, or any other unicast one.
         mac: MacAddr,
@@ -430,3 +432,6 @@ fn is_udp(frame: &[u8]) -> bool {
     };
     protocol == Some(&17)
 }
+
+#[cfg(test)]
+mod tests;

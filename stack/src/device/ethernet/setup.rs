@@ -29,7 +29,8 @@ pub(in crate::device) struct Setup {
 
 impl Setup {
     /// # Errors
-    /// [`DeviceError::NotEthernet`], [`DeviceError::NotOurMac`], [`DeviceError::NoAddress`], [`DeviceError::Io`].
+    /// [`DeviceError::NotEthernet`], [`DeviceError::InterfaceDown`], [`DeviceError::NotOurMac`],
+    /// [`DeviceError::NoAddress`], [`DeviceError::Io`].
     pub(in crate::device) fn of(
         facts: InterfaceFacts,
         mode: &AddressMode,
@@ -38,6 +39,9 @@ impl Setup {
         let Some(its_mac) = facts.mac else {
             return Err(DeviceError::NotEthernet { name: facts.name });
         };
+        if !facts.up {
+            return Err(DeviceError::InterfaceDown { name: facts.name });
+        }
         let (mac, addresses) = match mode {
             AddressMode::Shared => (its_mac, facts.gid_order()),
             AddressMode::Own { mac, addresses } => (*mac, addresses.clone()),

@@ -17,10 +17,11 @@ pub(crate) struct Interface {
     pub(crate) index: u32,
     /// Largest IP packet.
     pub(crate) mtu: usize,
+    /// Whether it is up.
+    pub(crate) up: bool,
     /// Whether it is the loopback.
     pub(crate) loopback: bool,
     /// Link address, where it has one.
-    #[allow(dead_code)] // For raw devices.
     pub(crate) mac: Option<MacAddr>,
     /// Addresses, each with the length of its prefix.
     pub(crate) addresses: Vec<(IpAddr, u8)>,
@@ -75,7 +76,8 @@ fn add(out: &mut Vec<Interface>, entry: &libc::ifaddrs, socket: BorrowedFd<'_>) 
             return; // It went away while we looked.
         };
         let loopback = entry.ifa_flags & libc::IFF_LOOPBACK.cast_unsigned() != 0;
-        out.push(Interface { name: text.into_owned(), index, mtu, loopback, mac: None, addresses: Vec::new() });
+        let up = entry.ifa_flags & libc::IFF_UP.cast_unsigned() != 0;
+        out.push(Interface { name: text.into_owned(), index, mtu, up, loopback, mac: None, addresses: Vec::new() });
         out.len() - 1
     };
     let Some(interface) = out.get_mut(at) else { return };
