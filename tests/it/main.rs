@@ -1,10 +1,12 @@
 //! Integration tests.
 
 mod corner_cases;
+mod datagrams;
 mod ether;
 mod rc;
 mod sim_exchange;
 mod sim_random;
 mod sim_world;
 mod tidy;
+mod verbs_table;
 mod wire_fixtures;
