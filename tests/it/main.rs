@@ -3,6 +3,7 @@
 mod corner_cases;
 mod datagrams;
 mod ether;
+mod hostile;
 mod rc;
 mod sim_exchange;
 mod sim_random;

@@ -144,7 +144,7 @@ impl Endpoint {
     /// Takes a received burst: splits it, and handles each packet or counts why it was dropped.
     pub fn handle_burst(&mut self, now: Instant, burst: RxBurst<'_>) {
         self.now = now;
-        if burst.segment == 0 {
+        if burst.segment == 0 || burst.bytes.is_empty() {
             self.counters.count_drop(DropReason::Malformed);
             return;
         }
