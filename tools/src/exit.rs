@@ -13,6 +13,9 @@ pub(crate) enum Failure {
     /// The job was tried and did not succeed: a transport error, a wrong byte, a peer that refuses. Exit code 1.
     #[error("{0}")]
     Failed(String),
+    /// The command line asks for something that cannot be. Exit code 2, as clap's own errors.
+    #[error("{0}")]
+    Usage(String),
     /// The machine lacks something: a capability, an address, a free port. Exit code 4; the text names the fix.
     #[error("{0}")]
     Environment(String),
@@ -32,6 +35,7 @@ impl Failure {
         match self {
             Self::OutputClosed => 0,
             Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
             Self::Environment(_) => 4,
         }
     }

@@ -2,8 +2,13 @@
 //!
 //! Owns the command line. Each subcommand has a file of its own.
 
+mod device_arg;
+mod devinfo;
 mod dump;
 mod exit;
+mod node;
+mod pingpong;
+mod rdma;
 mod report;
 
 use std::process::ExitCode;
@@ -31,6 +36,10 @@ struct Cli {
 enum Command {
     /// Show RoCEv2 packets of a capture file or an interface, and what became of each stream
     Dump(dump::DumpArgs),
+    /// Show a device's attributes and GID table, as ibv_devinfo
+    Devinfo(devinfo::DevinfoArgs),
+    /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong, or with itself
+    Pingpong(pingpong::PingpongArgs),
 }
 
 fn main() -> ExitCode {
@@ -50,5 +59,7 @@ fn main() -> ExitCode {
 fn run(command: &Command, out: &mut Output) -> Result<(), Failure> {
     match command {
         Command::Dump(args) => dump::run(args, out),
+        Command::Devinfo(args) => devinfo::run(args, out),
+        Command::Pingpong(args) => pingpong::run(args, out),
     }
 }

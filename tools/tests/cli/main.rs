@@ -3,4 +3,6 @@
 mod common;
 
 mod dump;
+mod environment;
+mod pingpong;
 mod usage;

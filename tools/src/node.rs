@@ -1,0 +1,110 @@
+//! From a `--device` to a running endpoint.
+//!
+//! Owns which device each argument opens, and which device a program takes that was told none. Never knows what runs
+//! on it.
+
+use core::net::{IpAddr, Ipv4Addr};
+use std::net::{ToSocketAddrs, UdpSocket};
+
+use uroce::device::Device;
+use uroce::device::af_packet::{AfPacket, AfPacketConfig};
+use uroce::device::loopback::Switch;
+use uroce::device::pnet::PnetDevice;
+use uroce::device::udp::UdpDevice;
+use uroce::engine::Engine;
+use uroce::host::{Handle, Host};
+use uroce::wire::Flow;
+
+use crate::device_arg::DeviceArg;
+use crate::exit::Failure;
+
+/// Opens the device. Nothing is sent.
+fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
+    Ok(match device {
+        DeviceArg::Udp(address) => Box::new(UdpDevice::open(*address)?),
+        DeviceArg::Packet(name) => Box::new(AfPacket::open(AfPacketConfig::shared(name.as_str()))?),
+        DeviceArg::Pnet(name) => Box::new(PnetDevice::open(name)?),
+        // A switch of its own: nobody else is on it.
+        DeviceArg::Loop => Box::new(Switch::new().port(&[Ipv4Addr::LOCALHOST.into()])),
+    })
+}
+
+/// An engine that is not driven, for questions alone.
+pub(crate) fn idle_engine(device: &DeviceArg) -> Result<Engine<Box<dyn Device>>, Failure> {
+    Ok(Engine::open(open_device(device)?)?)
+}
+
+/// An endpoint on a device, driven by whoever waits.
+pub(crate) struct Node {
+    /// Keeps the engine alive.
+    _host: Host,
+    handle: Handle,
+}
+
+impl Node {
+    /// Opens `device`.
+    pub(crate) fn open(device: &DeviceArg) -> Result<Self, Failure> {
+        Ok(Self::on(Engine::open(open_device(device)?)?))
+    }
+
+    fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
+        let host = Host::new(engine);
+        let handle = host.handle();
+        Self { _host: host, handle }
+    }
+
+    /// The verbs.
+    pub(crate) fn verbs(&mut self) -> &mut Handle {
+        &mut self.handle
+    }
+}
+
+/// The addresses of `host`, a name or an address.
+pub(crate) fn resolve(host: &str) -> Result<IpAddr, Failure> {
+    // A link-local address may carry its interface.
+    let resolved = (host, Flow::PORT).to_socket_addrs();
+    let mut addresses = resolved.map_err(|e| Failure::Usage(format!("{host} is no address and no known name: {e}")))?;
+    addresses.next().map(|a| a.ip()).ok_or_else(|| Failure::Usage(format!("{host} has no address")))
+}
+
+/// The `udp:` device from which `host` is reached.
+pub(crate) fn device_towards(host: &str) -> Result<DeviceArg, Failure> {
+    let peer = resolve(host)?;
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { core::net::Ipv6Addr::UNSPECIFIED.into() };
+    // Connecting a UDP socket sends nothing: it asks the routing table.
+    let local = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((peer, Flow::PORT))?;
+        socket.local_addr()
+    });
+    let local = local.map_err(|e| Failure::Environment(format!("no route to {peer}: {e}; `ip route` shows them")))?;
+    Ok(DeviceArg::Udp(beside(local.ip(), peer)))
+}
+
+/// `local`, or its neighbour on the loopback network when the peer is there already.
+fn beside(local: IpAddr, peer: IpAddr) -> IpAddr {
+    match (local, peer) {
+        (IpAddr::V4(l), IpAddr::V4(p)) if l == p && l.is_loopback() => {
+            let other = if l == Ipv4Addr::new(127, 0, 0, 2) { 1 } else { 2 };
+            Ipv4Addr::new(127, 0, 0, other).into()
+        }
+        _ => local,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_on_loopback_takes_another_address_than_its_server() {
+        let towards = |host| device_towards(host).unwrap().to_string();
+        assert_eq!(towards("127.0.0.1"), "udp:127.0.0.2");
+        assert_eq!(towards("127.0.0.2"), "udp:127.0.0.1");
+    }
+
+    #[test]
+    fn a_name_that_is_none_is_wrong_usage() {
+        assert_eq!(resolve("no such host").unwrap_err().code(), 2);
+    }
+}
