@@ -244,8 +244,8 @@ impl Qp {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         match &self.sender {
-            Sender::Connected(r) if matches!(self.state, QpState::Rts | QpState::Sqd) => r.deadline(),
-            _ => None,
+            Sender::Connected(r) => r.deadline(),
+            Sender::Datagram(_) => None,
         }
     }
 

@@ -366,9 +366,7 @@ impl Requester {
         if self.ack_deadline.is_some_and(|t| t <= cx.now) {
             self.ack_deadline = None;
             cx.counters.local_ack_timeout_err += 1;
-            self.retry(FailureKind::NoAnswer, cx)?;
-            // Silence hints at nothing: the first NAK that follows is news, and is obeyed.
-            self.recovering = false;
+            return self.retry(FailureKind::NoAnswer, cx);
         }
         Ok(())
     }

@@ -12,14 +12,10 @@ use super::parse::ICRC_LEN;
 /// IPv4 flags and fragment offset with "don't fragment" alone.
 pub const DONT_FRAGMENT: u16 = 0x4000;
 
-/// The CRC register (before the final inversion) after the eight bytes 0xFF that stand for the masked LRH.
-const AFTER_LRH: u32 = 0xDEBB_20E3;
-/// `crc32fast` goes by blocks of this size; what is left over goes byte by byte, which is slow.
-const BLOCK: usize = 16;
-/// Pseudo headers and the beginning of the segment, or all of it if it fits.
-const HEAD_MAX: usize = 8 * BLOCK;
-/// IPv6 and UDP header.
-const PSEUDO_MAX: usize = 40 + 8;
+/// CRC-32 of the eight bytes 0xFF that stand for the masked LRH.
+const AFTER_LRH: u32 = 0x2144_DF1C;
+/// IPv6 header, UDP header, BTH.
+const PSEUDO_MAX: usize = 40 + 8 + BTH_LEN;
 const IPV4: usize = 20;
 const UDP: usize = 8;
 
@@ -80,53 +76,26 @@ pub(super) const fn is_ipv4(flow: &Flow) -> bool {
     flow.src.is_ipv4() && flow.dst.is_ipv4()
 }
 
-/// Pseudo headers and the beginning of the segment are laid at the end of whole blocks. Zeros fill the front, and the
-/// register starts where these zeros lead to the right state.
 #[inline]
 fn crc(flow: &Flow, ip: IpFields, covered: &[u8]) -> u32 {
     let mut pseudo = [0xFF; PSEUDO_MAX];
+    let (bth, rest) = covered.split_at(covered.len().min(BTH_LEN));
     let headers = match (flow.src, flow.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => ipv4(flow, ip, src, dst, covered.len(), &mut pseudo),
         (src, dst) => ipv6(flow, mapped(src), mapped(dst), covered.len(), &mut pseudo),
     };
-    let pseudo = pseudo.get(..headers).unwrap_or_default();
-    let whole = headers + covered.len() <= HEAD_MAX;
-    let (begin, rest) = covered.split_at(if whole { covered.len() } else { BTH_LEN });
-
-    let mut head = [0; HEAD_MAX];
-    let used = headers + begin.len();
-    let end = used.next_multiple_of(BLOCK);
-    let zeros = end - used;
-    if let Some((to, room)) = head.get_mut(zeros..end).and_then(|room| room.split_at_mut_checked(headers)) {
-        to.copy_from_slice(pseudo);
-        room.copy_from_slice(begin);
+    let end = headers + bth.len();
+    if let Some(room) = pseudo.get_mut(headers..end) {
+        room.copy_from_slice(bth);
         if let Some(marks) = room.get_mut(4) {
             *marks = 0xFF;
         }
     }
-    let start = START.get(zeros).copied().unwrap_or_default();
-    let mut hasher = crc32fast::Hasher::new_with_initial(start);
-    hasher.update(head.get(..end).unwrap_or_default());
+    let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_LRH);
+    hasher.update(pseudo.get(..end).unwrap_or_default());
     hasher.update(rest);
     hasher.finalize()
 }
-
-/// `START[n]` is the CRC from which n zero bytes lead to that of the masked LRH.
-static START: [u32; BLOCK] = {
-    let mut table = [!AFTER_LRH; BLOCK];
-    let mut n = 1;
-    while n < BLOCK {
-        let mut register = !table[n - 1];
-        let mut bit = 0;
-        while bit < 8 {
-            register = divide_by_x(register);
-            bit += 1;
-        }
-        table[n] = !register;
-        n += 1;
-    }
-    table
-};
 
 /// IPv4 and UDP header, masked: type of service, TTL, header checksum and UDP checksum are ones. Returns 28.
 #[inline]
