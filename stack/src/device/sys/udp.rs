@@ -327,6 +327,8 @@ pub(crate) fn prepare(fd: BorrowedFd<'_>, v6: bool, class: u8, hops: u8) -> io::
         set_int(fd, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
         set_int(fd, IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         set_int(fd, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+        // Linux's rxe, and whoever writes its own headers, sends checksum 0 over IPv6 too, which the system drops otherwise.
+        set_int(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         set_int(fd, IPPROTO_IPV6, libc::IPV6_TCLASS, class.into())?;
         return set_int(fd, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, hops.into());
     }
