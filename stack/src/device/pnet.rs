@@ -16,10 +16,13 @@ use super::ethernet::{AddressMode, EthernetPort, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{FRAME_MAX, PacketSocket};
 use super::sys::poll::{Watch, wait};
+use super::sys::udp::raise_buffers;
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
 use crate::time::{Duration, Instant};
 use crate::types::MacAddr;
 
+/// Socket buffer asked for, each way: the system's usual one holds less than a window of packets.
+const SOCKET_BUFFER: usize = 8 << 20;
 /// How soon a frame that the system did not take is offered again.
 const RETRY_AFTER: Duration = Duration::from_micros(200);
 /// Errors in a row that a receive passes over.
@@ -63,6 +66,7 @@ impl PnetDevice {
         let open_error = |source| setup.open_error(source);
         // pnet binds the socket, which has our filter by then.
         let socket = PacketSocket::filtered(&setup.filter()).map_err(open_error)?;
+        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
         let descriptor = socket.as_raw_fd();
         let config = Config {
             read_buffer_size: FRAME_MAX,
