@@ -2,6 +2,8 @@
 //!
 //! Needs root (`cap_net_admin`, `cap_net_raw`, `cap_sys_admin`), `ip` and `ping`; without them the tests fail and say so.
 
+mod rc;
+
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::process::CommandExt as _;
