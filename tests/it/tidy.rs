@@ -186,6 +186,40 @@ fn state_machines_are_sans_io() {
 }
 
 #[test]
+fn the_simulator_is_repeatable() {
+    check(below(&["stack/src/sim"]), rules::repeatable);
+}
+
+#[test]
+fn the_code_map_names_files_that_exist() {
+    let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let paths = named_paths(&map);
+    assert!(paths.len() > 40, "ARCHITECTURE.md has lost its code map");
+    let gone = paths
+        .into_iter()
+        .filter(|(_, path)| !root().join(path).exists() && !root().join("stack/src").join(path).exists());
+    report(
+        gone.map(|(line, path)| Finding {
+            path: "ARCHITECTURE.md".to_owned(),
+            line,
+            rule: "code-map",
+            fix: format!("there is no `{path}`: say where it has gone"),
+        })
+        .collect(),
+    );
+}
+
+/// What stands between backquotes and looks like a path, with its line.
+fn named_paths(text: &str) -> Vec<(usize, &str)> {
+    let path = |word: &&str| word.contains('/') && !word.contains([' ', ':']) || word.ends_with(".rs");
+    let mut out = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        out.extend(line.split('`').skip(1).step_by(2).filter(path).map(|word| (number + 1, word)));
+    }
+    out
+}
+
+#[test]
 fn no_file_names_a_machine() {
     let findings = texts().iter().flat_map(|(path, text)| machine_paths(path, text)).collect();
     report(findings);
@@ -227,6 +261,12 @@ mod tests {
         assert_eq!(found(concat!("HOME=/ho", "me/me\n")), 1);
         assert_eq!(found(concat!("tests/wo", "rk/x ${HOME}/wo", "rk/\n")), 0, "not the beginning of a path");
         assert_eq!(found("crates/stack/src\n"), 0);
+    }
+
+    #[test]
+    fn paths_are_read_from_a_document() {
+        let found = named_paths("see `qp/ud.rs` and `Qp`\n`raw.rs`, `a::b`, docs/adr\n`device/ethernet/`");
+        assert_eq!(found, [(1, "qp/ud.rs"), (2, "raw.rs"), (3, "device/ethernet/")]);
     }
 
     #[test]

@@ -25,17 +25,25 @@ const UNSAFE_IN_TESTS: [&str; 2] = ["tests/it/", "benches/"];
 /// Calls that end the process outside tests: file, code on the line, reason.
 const MAY_PANIC: [(&str, &str, &str); 0] = [];
 
-/// What reads a clock, draws from the system, starts a thread or touches the world.
-const OUTSIDE_WORLD: [(&str, &str); 9] = [
+/// What makes two runs of one seed differ.
+const NOT_REPEATABLE: [(&str, &str); 8] = [
     ("std::time::Instant", "take `now: time::Instant` as an argument"),
     ("SystemTime", "take the time as an argument"),
+    ("getrandom", "take an `Rng`: a driver seeds it"),
+    ("RandomState", "key the hash from the seed (`table::NumberMap`)"),
+    ("HashMap::new", "key the hash from the seed (`table::NumberMap`), or use a BTreeMap"),
+    ("HashMap::default", "key the hash from the seed (`table::NumberMap`), or use a BTreeMap"),
+    ("HashSet::new", "use a BTreeSet"),
+    ("HashSet::default", "use a BTreeSet"),
+];
+
+/// What touches the world outside the process, or starts a thread.
+const OUTSIDE_WORLD: [(&str, &str); 5] = [
     ("std::thread", "let a driver own the thread"),
     ("std::net", "use `core::net` for addresses; sockets belong to `device`"),
     ("std::fs", "let the caller read the file"),
     ("std::process", "let the caller decide"),
     ("std::env", "take a configuration value"),
-    ("getrandom", "take an `Rng`: a driver seeds it"),
-    ("RandomState", "key the hash from the seed (`table::NumberMap`)"),
 ];
 
 /// Groups of the stack that see the outside world only through arguments.
@@ -180,10 +188,21 @@ pub(super) fn is_sans_io(source: &Source, groups: &Groups) -> bool {
 
 /// Nothing but drivers and devices looks at the world.
 pub(super) fn sans_io(source: &Source) -> Vec<Finding> {
+    let mut out = uses_of(source, &OUTSIDE_WORLD, "sans-io");
+    out.extend(repeatable(source));
+    out
+}
+
+/// One seed gives one run: the state machines, and the simulator that drives them.
+pub(super) fn repeatable(source: &Source) -> Vec<Finding> {
+    uses_of(source, &NOT_REPEATABLE, "repeatable")
+}
+
+fn uses_of(source: &Source, list: &[(&str, &str)], rule: &'static str) -> Vec<Finding> {
     let mut out = Vec::new();
-    for (what, fix) in OUTSIDE_WORLD {
+    for (what, fix) in list {
         let found = source.find(what).into_iter().filter(|at| !source.in_test(*at));
-        out.extend(found.map(|at| source.finding(at, "sans-io", format!("`{what}` in a sans-IO module: {fix}"))));
+        out.extend(found.map(|at| source.finding(at, rule, format!("`{what}`: {fix}"))));
     }
     out
 }
@@ -250,6 +269,7 @@ mod tests {
     #[test]
     fn clocks_threads_and_system_randomness_are_found() {
         assert_eq!(sans_io(&file("use std::time::Instant;\nuse std::net::UdpSocket;\n")).len(), 2);
+        assert_eq!(repeatable(&file("let a = HashMap::<u8, u8>::new(); let b = HashMap::new();\n")).len(), 1);
         assert_eq!(sans_io(&file("use crate::time::Instant;\nuse core::net::IpAddr;\n")).len(), 0);
         let groups = Groups::parse("// 3 protocol\nmod qp;\n// 4 edges\nmod device;\nmod endpoint;\n");
         let judged = |path| is_sans_io(&Source::new(path, ""), &groups);
