@@ -35,7 +35,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The congestion notification packet for the QP `dest_qp` (IBTA annex A17.9.3): BECN set, M clear, PSN 0.
+    /// The congestion notification packet for the QP `dest_qp` (IBTA annex A17): BECN set, M clear, PSN 0.
     #[must_use]
     pub const fn cnp(dest_qp: Qpn) -> Packet<'static> {
         let mut packet = Packet::new(dest_qp, PKey::DEFAULT, Psn::from_wire(0), Body::Cnp);

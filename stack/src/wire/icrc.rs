@@ -1,4 +1,4 @@
-//! The invariant CRC (IBTA annex A17.3, Vol 1 7.8.1).
+//! The invariant CRC (IBTA annex A17).
 //!
 //! Owns the pseudo headers that it covers and the arithmetic of CRC-32 run backwards. Never reads an outer header from
 //! a frame: what the CRC covers is made anew from [`Flow`] and [`IpFields`], so that it is the same for every device.

@@ -1,7 +1,7 @@
 //! The opcode table: class, operation, extended headers and payload of each of the 256 values.
 //!
-//! Owns all that an opcode implies; parser, emitter and analysers ask here and nowhere else (IBTA Vol 1 9.2.1 and
-//! table 38, annex A17 for the CNP). Never looks at a packet.
+//! Owns all that an opcode implies; parser, emitter and analysers ask here and nowhere else (IBTA Vol 1 chapter 9;
+//! annex A17 for the CNP). Never looks at a packet.
 
 use core::fmt;
 

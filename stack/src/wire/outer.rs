@@ -1,7 +1,7 @@
 //! Outer headers: Ethernet, IPv4 or IPv6, UDP.
 //!
 //! Owns the fixed-offset fast path in both directions. Never walks options, extension headers or fragments: RoCEv2 has
-//! none (IBTA annex A17.4), so they are refused by name.
+//! none (IBTA annex A17), so they are refused by name.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -316,7 +316,7 @@ fn ones_complement_sum(header: &[u8; IPV4_LEN]) -> u16 {
     sum
 }
 
-/// UDP source port of a connected QP (IBTA annex A17.9.2): a function of the flow label, or of the two QPNs where that
+/// UDP source port of a connected QP (IBTA annex A17): a function of the flow label, or of the two QPNs where that
 /// is 0. Symmetric, so that both directions of a connection use one port. 0xC000 to 0xFFFF.
 #[must_use]
 pub fn udp_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {

@@ -13,7 +13,7 @@ use super::packet::{
 };
 use crate::types::{Imm, Msn, PKey, Psn, QKey, Qpn, Rkey};
 
-/// The longest message, 2^31 bytes (IBTA Vol 1 9.7.7).
+/// The longest message, 2^31 bytes (IBTA Vol 1 chapter 9).
 pub const MAX_MESSAGE_LEN: u32 = 1 << 31;
 
 /// Bytes of the ICRC.
