@@ -179,9 +179,10 @@ impl Device for AfPacket {
     fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
         self.port.service(now);
         let mut handed = self.port.receive_looped(now, budget, sink);
-        let mut passed = 0;
-        while handed < budget {
-            let want = (budget - handed).min(BATCH);
+        // Frames for resolution count too: a flood of them must not keep the caller here.
+        let (mut looked, mut passed) = (handed, 0);
+        while looked < budget {
+            let want = (budget - looked).min(BATCH);
             let got = match self.rx.receive(self.rx_socket.as_fd(), want) {
                 Ok(got) => got,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -192,6 +193,7 @@ impl Device for AfPacket {
                 }
                 Err(_) => break,
             };
+            looked += got;
             for (meta, frame) in (0..got).filter_map(|i| self.rx.get(i)) {
                 if meta.truncated {
                     self.port.lose_received();

@@ -44,7 +44,7 @@ impl Side {
     /// Connects to `peer` from the GID with this index.
     fn connect(&mut self, gid_index: u8, peer: Gid, dest_qpn: Qpn, path_mtu: PathMtu) {
         let rtr = RtrAttr {
-            av: AddressVector::new(peer, gid_index.into()),
+            av: AddressVector::new(peer, gid_index),
             path_mtu,
             dest_qpn,
             rq_psn: Psn::ZERO,
