@@ -34,7 +34,7 @@ pub mod endpoint;
 
 // 5 drivers
 pub mod engine;
+pub mod sim;
 
 // 6 drivers over a driver
 pub mod host;
-pub mod sim;
