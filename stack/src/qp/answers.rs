@@ -61,10 +61,18 @@ pub(crate) enum Remembered {
     Atomic(Psn, Msn, u64),
 }
 
+/// An answer that has not left.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    answer: Answer,
+    /// The request came again. Its first answer may have left, and the peer may have gone on.
+    repeat: bool,
+}
+
 /// Queue and memory.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    queue: VecDeque<Answer>,
+    queue: VecDeque<Waiting>,
     memory: VecDeque<Remembered>,
     depth: usize,
 }
@@ -99,15 +107,17 @@ impl Answers {
         self.queue.is_empty()
     }
 
-    /// READs and atomics whose answer has not left yet.
+    /// READs and atomics whose first answer has not left yet. Answers to repeats do not count: a peer that had the first
+    /// one may have begun further READs meanwhile.
     pub(crate) fn unanswered(&self) -> usize {
-        self.queue.iter().filter(|a| !matches!(a, Answer::Acknowledge(..))).count()
+        self.queue.iter().filter(|w| !w.repeat && !matches!(w.answer, Answer::Acknowledge(..))).count()
     }
 
     /// Queues a positive ACK; one that waits right before it is covered by it and goes.
     pub(crate) fn ack(&mut self, psn: Psn, msn: Msn) -> bool {
         let new = Answer::Acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn });
-        if let Some(back @ Answer::Acknowledge(_, Aeth { syndrome: Syndrome::Ack { .. }, .. })) = self.queue.back_mut()
+        if let Some(Waiting { answer: back, .. }) = self.queue.back_mut()
+            && matches!(back, Answer::Acknowledge(_, Aeth { syndrome: Syndrome::Ack { .. }, .. }))
         {
             let coalesced = *back != new;
             *back = new;
@@ -124,7 +134,7 @@ impl Answers {
 
     fn push(&mut self, answer: Answer) {
         if self.queue.len() < MAX_ANSWERS {
-            self.queue.push_back(answer);
+            self.queue.push_back(Waiting { answer, repeat: false });
         }
     }
 
@@ -182,31 +192,31 @@ impl Answers {
     /// Puts the answer to a repeat at its place in PSN order; it replaces what still waits for the same PSNs.
     fn insert(&mut self, answer: Answer) {
         let psn = answer.first();
-        let waiting = self.queue.iter_mut().find(|a| match (&**a, &answer) {
+        let waiting = self.queue.iter_mut().find(|w| match (&w.answer, &answer) {
             (Answer::Read(old), Answer::Read(_)) => psn.is_within(old.first, old.packets),
             (Answer::Atomic(old, ..), Answer::Atomic(..)) => *old == psn,
             _ => false,
         });
         if let Some(old) = waiting {
             // Data before `psn` was repeated because the peer has it: it is not needed again.
-            *old = answer;
+            old.answer = answer;
             return;
         }
         if self.queue.len() >= MAX_ANSWERS {
             return;
         }
-        let at = self.queue.iter().position(|a| a.first().distance_from(psn) > 0).unwrap_or(self.queue.len());
-        self.queue.insert(at, answer);
+        let at = self.queue.iter().position(|w| w.answer.first().distance_from(psn) > 0).unwrap_or(self.queue.len());
+        self.queue.insert(at, Waiting { answer, repeat: true });
     }
 
     /// The next thing to say.
     pub(crate) fn front(&self) -> Option<Answer> {
-        self.queue.front().copied()
+        self.queue.front().map(|w| w.answer)
     }
 
     /// One packet of the front answer has left.
     pub(crate) fn sent_one(&mut self) {
-        if let Some(Answer::Read(read)) = self.queue.front_mut() {
+        if let Some(Waiting { answer: Answer::Read(read), .. }) = self.queue.front_mut() {
             read.next = read.next.next();
             if read.next != read.first.plus(read.packets) {
                 return;
@@ -219,5 +229,41 @@ impl Answers {
     pub(crate) fn abort(&mut self, psn: Psn, syndrome: Syndrome, msn: Msn) {
         self.queue.clear();
         self.nak(psn, syndrome, msn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: usize = 1024;
+
+    fn read(psn: u32) -> ReadAnswer {
+        let first = Psn::from_wire(psn);
+        let (addr, rkey, msn) = (0x1000, Rkey::new(7), Msn::default());
+        ReadAnswer { first, next: first, packets: 1, addr, rkey, length: 8, msn }
+    }
+
+    #[test]
+    fn a_repeat_that_waits_is_not_an_outstanding_read() {
+        let mut answers = Answers::new();
+        answers.set_depth(1);
+        answers.read(read(10));
+        assert_eq!(answers.unanswered(), 1);
+        answers.sent_one();
+        // The answer is under way when the peer's timer fires. The repeat waits for a busy device; the answer arrives,
+        // and the peer may begin its next READ.
+        assert!(answers.repeat_read(Psn::from_wire(10), 0x1000, Rkey::new(7), 8, MTU));
+        assert!(!answers.is_empty());
+        assert_eq!(answers.unanswered(), 0);
+        answers.read(read(11));
+        assert_eq!(answers.unanswered(), 1);
+        let order: Vec<_> = core::iter::from_fn(|| {
+            let first = answers.front().map(|a| a.first());
+            answers.sent_one();
+            first
+        })
+        .collect();
+        assert_eq!(order, [Psn::from_wire(10), Psn::from_wire(11)]);
     }
 }
