@@ -6,6 +6,7 @@ mod ether;
 mod hostile;
 mod rc;
 mod sim_exchange;
+mod sim_plan;
 mod sim_random;
 mod sim_world;
 mod tidy;

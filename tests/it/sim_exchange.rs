@@ -9,18 +9,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uroce::device::Verdict;
-use uroce::device::impair::ImpairModel;
 use uroce::endpoint::EndpointConfig;
 use uroce::raw::Region;
 use uroce::rng::Rng;
 use uroce::sim::{NodeId, World};
 use uroce::time::Duration;
-use uroce::types::{AckTimeout, Gid, Imm, PathMtu, Psn, Qpn, RetryCount, Rkey, RnrRetry, RnrTimer};
+use uroce::types::{Gid, PathMtu, Qpn};
 use uroce::verbs::{
     AccessFlags, AddressVector, CqHandle, FailureKind, InitAttr, MemoryRegion, Operation, Payload, PdHandle, PostError,
-    QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr,
-    SendFlags, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendWr,
+    Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
 };
+
+use crate::sim_plan::{INLINE, Kind, Plan, Receive, SGES, Scenario, Work, gather, scatter, word};
 
 /// What a run came to. Equal for equal seeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,97 +40,8 @@ pub(crate) struct Outcome {
 
 /// Virtual time after which a run counts as hung.
 const HUNG: Duration = Duration::from_secs(3600);
-/// Inline bytes of a send.
-const INLINE: u32 = 64;
-/// Elements of a work request.
-const SGES: u32 = 4;
 /// Receives that a party may have posted.
 const RECEIVES: u32 = 64;
-
-/// What a seed decides before anything is posted.
-struct Scenario {
-    ipv6: bool,
-    mtu: PathMtu,
-    links: [ImpairModel; 2],
-    segments: usize,
-    connections: usize,
-    works: u64,
-    longest: u64,
-    timeout: AckTimeout,
-    retries: RetryCount,
-    rnr_timer: RnrTimer,
-    rnr_retries: RnrRetry,
-    /// Receives of a party after which it posts no more.
-    starve_after: Option<usize>,
-    /// Packets after which everything is lost.
-    dead_after: Option<u64>,
-    depth: u32,
-    reads: u8,
-    first_psn: [Psn; 2],
-}
-
-impl Scenario {
-    fn draw(rng: &mut Rng) -> Self {
-        let links = [draw_link(rng), draw_link(rng)];
-        let starved = rng.chance(0.03);
-        let psn = |rng: &mut Rng| match rng.within(0..=3) {
-            // Close enough to the wrap that most runs cross it.
-            0 => Psn::from_wire(0xFF_FFFF - rng.next_u32() % 64),
-            1 => Psn::from_wire(0x7F_FFFF - rng.next_u32() % 64),
-            _ => Psn::from_wire(rng.next_u32()),
-        };
-        Self {
-            ipv6: rng.chance(0.3),
-            mtu: PathMtu::ALL[index(rng, 5)],
-            links,
-            segments: 1 + index(rng, 16),
-            connections: if rng.chance(0.2) { 2 } else { 1 },
-            works: rng.within(1..=16),
-            longest: if rng.chance(0.01) { 1 << 20 } else { 1 << 16 },
-            timeout: AckTimeout::new(u8::try_from(rng.within(8..=14)).unwrap()).unwrap(),
-            retries: RetryCount::new(if rng.chance(0.1) { u8::try_from(rng.within(0..=6)).unwrap() } else { 7 })
-                .unwrap(),
-            rnr_timer: RnrTimer::new(u8::try_from(rng.within(1..=14)).unwrap()).unwrap(),
-            rnr_retries: if starved {
-                RnrRetry::new(u8::try_from(rng.within(0..=3)).unwrap()).unwrap()
-            } else {
-                RnrRetry::FOREVER
-            },
-            starve_after: starved.then(|| index(rng, 4)),
-            dead_after: rng.chance(0.03).then(|| rng.within(0..=200)),
-            depth: u32::try_from(rng.within(4..=32)).unwrap(),
-            reads: u8::try_from(rng.within(1..=16)).unwrap(),
-            first_psn: [psn(rng), psn(rng)],
-        }
-    }
-
-    fn is_lossless(&self) -> bool {
-        self.links.iter().all(|l| l.drop == 0.0 && l.corrupt == 0.0 && l.reorder == 0.0 && l.jitter.is_zero())
-    }
-}
-
-/// A path of 1 to 50 us with each impairment absent, or at up to 10 %.
-fn draw_link(rng: &mut Rng) -> ImpairModel {
-    let rate = |rng: &mut Rng| {
-        let permille = u32::try_from(rng.within(1..=100)).unwrap();
-        if rng.chance(0.5) { f64::from(permille) / 1000.0 } else { 0.0 }
-    };
-    let micros = |rng: &mut Rng, most: u64| Duration::from_nanos(rng.within(1_000..=most * 1_000));
-    ImpairModel {
-        drop: rate(rng),
-        duplicate: rate(rng),
-        reorder: rate(rng),
-        corrupt: rate(rng),
-        truncate: rate(rng) / 10.0,
-        delay: micros(rng, 50),
-        jitter: if rng.chance(0.3) { micros(rng, 20) } else { Duration::ZERO },
-        reorder_by: micros(rng, 200),
-    }
-}
-
-fn index(rng: &mut Rng, count: usize) -> usize {
-    usize::try_from(rng.within(0..=count as u64 - 1)).unwrap()
-}
 
 /// A registered region and what it held at first.
 struct Memory {
@@ -162,97 +74,6 @@ impl Memory {
     }
 }
 
-/// What a work request does, in terms of the model.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Send(WcData),
-    Write,
-    WriteImm(Imm),
-    Read,
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
-}
-
-impl Kind {
-    fn takes_receive(self) -> bool {
-        matches!(self, Self::Send(_) | Self::WriteImm(_))
-    }
-
-    fn opcode(self) -> WcOpcode {
-        match self {
-            Self::Send(_) => WcOpcode::Send,
-            Self::Write | Self::WriteImm(_) => WcOpcode::RdmaWrite,
-            Self::Read => WcOpcode::RdmaRead,
-            Self::CompareSwap { .. } => WcOpcode::CompareSwap,
-            Self::FetchAdd { .. } => WcOpcode::FetchAdd,
-        }
-    }
-}
-
-/// A planned work request: `len` bytes in `pieces` of the source (or the landing), at `place` of the peer's target.
-#[derive(Debug)]
-struct Work {
-    kind: Kind,
-    pieces: Vec<Range<usize>>,
-    len: usize,
-    place: usize,
-    flags: SendFlags,
-    inline: bool,
-}
-
-impl Work {
-    /// The bytes of the peer's target that it changes.
-    fn changes(&self) -> Range<usize> {
-        match self.kind {
-            Kind::Send(_) | Kind::Read => 0..0,
-            _ => self.place..self.place + self.len,
-        }
-    }
-
-    fn apply(&self, source: &[u8], target: &mut [u8], landing: &mut [u8]) {
-        let place = self.place..self.place + self.len;
-        match self.kind {
-            Kind::Send(_) => {}
-            Kind::Write | Kind::WriteImm(_) => target[place].copy_from_slice(&gather(source, &self.pieces)),
-            Kind::Read => scatter(landing, &self.pieces, &target[place]),
-            Kind::CompareSwap { compare, swap } => {
-                let old = word(&target[place.clone()]);
-                scatter(landing, &self.pieces, &old.to_ne_bytes());
-                if old == compare {
-                    target[place].copy_from_slice(&swap.to_ne_bytes());
-                }
-            }
-            Kind::FetchAdd { add } => {
-                let old = word(&target[place.clone()]);
-                scatter(landing, &self.pieces, &old.to_ne_bytes());
-                target[place].copy_from_slice(&old.wrapping_add(add).to_ne_bytes());
-            }
-        }
-    }
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    u64::from_ne_bytes(bytes.try_into().unwrap())
-}
-
-fn gather(from: &[u8], pieces: &[Range<usize>]) -> Vec<u8> {
-    pieces.iter().flat_map(|piece| from[piece.clone()].iter().copied()).collect()
-}
-
-fn scatter(to: &mut [u8], pieces: &[Range<usize>], mut bytes: &[u8]) {
-    for piece in pieces {
-        let (now, rest) = bytes.split_at(piece.len().min(bytes.len()));
-        to[piece.start..piece.start + now.len()].copy_from_slice(now);
-        bytes = rest;
-    }
-}
-
-/// A planned receive, and which work request of the peer it is for.
-struct Receive {
-    pieces: Vec<Range<usize>>,
-    work: usize,
-}
-
 /// One end of a connection.
 struct Party {
     node: NodeId,
@@ -278,110 +99,6 @@ struct Party {
     receives_posted: usize,
     receives_done: usize,
     receives_flushed: usize,
-}
-
-/// What one party will ask of its peer, and the memory that both need for it.
-struct Plan {
-    works: Vec<Work>,
-    source_len: usize,
-    target_len: usize,
-    landing_len: usize,
-    /// Of the peer.
-    inbox_len: usize,
-    /// Of the peer.
-    receives: Vec<Receive>,
-}
-
-/// Cuts `range` into one to four pieces, some perhaps empty.
-fn cut(rng: &mut Rng, range: Range<usize>) -> Vec<Range<usize>> {
-    let mut cuts: Vec<usize> = (0..index(rng, 4)).map(|_| range.start + index(rng, range.len() + 1)).collect();
-    cuts.sort_unstable();
-    let starts = core::iter::once(range.start).chain(cuts.iter().copied());
-    let ends = cuts.iter().copied().chain(core::iter::once(range.end));
-    starts.zip(ends).map(|(start, end)| start..end).collect()
-}
-
-/// A length from 0 to `longest`, uniform in its logarithm.
-fn draw_len(rng: &mut Rng, longest: u64) -> usize {
-    if rng.chance(0.05) {
-        return 0;
-    }
-    let bits = longest.ilog2();
-    let top = rng.within(0..=u64::from(bits));
-    let low = 1u64 << top;
-    usize::try_from(rng.within(low..=(2 * low - 1)).min(longest)).unwrap()
-}
-
-impl Plan {
-    /// The receives that the peer must post, and the bytes they need.
-    fn inbox(&mut self) -> (Vec<Receive>, usize) {
-        (core::mem::take(&mut self.receives), self.inbox_len)
-    }
-
-    /// Plans the work of one party. Keys to invalidate are filled in when they exist.
-    fn draw(rng: &mut Rng, scenario: &Scenario) -> Self {
-        let longest = usize::try_from(scenario.longest).unwrap();
-        let (source_len, target_len) = (longest + 64, longest + 4096);
-        let (mut landing_len, mut inbox_len) = (0, 0);
-        let (mut works, mut receives) = (Vec::new(), Vec::new());
-        // READs whose source a later work request must not change before they are done.
-        let mut open_reads: Vec<Range<usize>> = Vec::new();
-        for number in 0..scenario.works {
-            let kind = draw_kind(rng);
-            let atomic = matches!(kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. });
-            let len = if atomic { 8 } else { draw_len(rng, scenario.longest) };
-            let place = if atomic { 8 * index(rng, 16) } else { index(rng, target_len - len + 1) };
-            let pieces = if atomic || matches!(kind, Kind::Read) {
-                landing_len += len + index(rng, 8);
-                cut_for(rng, atomic, landing_len - len..landing_len)
-            } else {
-                let start = index(rng, source_len - len + 1);
-                cut(rng, start..start + len)
-            };
-            let inline = len <= INLINE as usize && !atomic && !matches!(kind, Kind::Read) && rng.chance(0.3);
-            let mut work = Work { kind, pieces, len, place, flags: SendFlags::default(), inline };
-            let changed = work.changes();
-            let conflict = open_reads.iter().any(|r| r.start < changed.end && changed.start < r.end);
-            work.flags = SendFlags {
-                signaled: rng.chance(0.7) || number % 3 == 2 || number + 1 == scenario.works,
-                solicited: rng.chance(0.2),
-                fence: conflict || rng.chance(0.05),
-            };
-            if work.flags.fence {
-                open_reads.clear();
-            }
-            if matches!(kind, Kind::Read) {
-                open_reads.push(place..place + len);
-            }
-            if kind.takes_receive() {
-                // A WRITE with immediate leaves its receive untouched, however small.
-                let room = if matches!(kind, Kind::Send(_)) { len + index(rng, 64) } else { index(rng, 64) };
-                inbox_len += room;
-                receives.push(Receive { pieces: cut(rng, inbox_len - room..inbox_len), work: works.len() });
-            }
-            works.push(work);
-        }
-        Self { works, source_len, target_len, landing_len, inbox_len, receives }
-    }
-}
-
-/// Atomics take one element of 8 bytes.
-fn cut_for(rng: &mut Rng, atomic: bool, range: Range<usize>) -> Vec<Range<usize>> {
-    if atomic { core::iter::once(range).collect() } else { cut(rng, range) }
-}
-
-fn draw_kind(rng: &mut Rng) -> Kind {
-    let imm = Imm::new(rng.next_u32());
-    match rng.within(0..=8) {
-        0 => Kind::Send(WcData::None),
-        1 => Kind::Send(WcData::Imm(imm)),
-        2 => Kind::Send(WcData::Invalidated(Rkey::new(0))),
-        3 => Kind::Write,
-        4 => Kind::WriteImm(imm),
-        5 | 6 => Kind::Read,
-        7 => Kind::CompareSwap { compare: 0, swap: rng.next_u64() },
-        _ => Kind::FetchAdd { add: rng.next_u64() },
-    }
 }
 
 /// The whole run.
@@ -417,6 +134,9 @@ impl Exchange {
         world.set_link(nodes[0], nodes[1], scenario.links[0]);
         world.set_link(nodes[1], nodes[0], scenario.links[1]);
         world.set_segments_max(scenario.segments);
+        for (node, rate) in nodes.into_iter().zip(scenario.rates) {
+            world.set_device_rate(node, rate);
+        }
         if let Some(limit) = scenario.dead_after {
             let seen = AtomicU64::new(0);
             world.set_hook(Box::new(move |_| (seen.fetch_add(1, Ordering::Relaxed) >= limit).then_some(Verdict::DROP)));

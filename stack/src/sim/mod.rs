@@ -95,11 +95,15 @@ impl Link {
     /// When a packet of `len` bytes, sent now, has left the sender.
     fn serialise(&mut self, now: Instant, len: usize) -> Instant {
         let Some(rate) = self.bits_per_second else { return now };
-        let bits = u128::try_from(len).unwrap_or(0) * 8;
-        let nanos = u64::try_from(bits * 1_000_000_000 / u128::from(rate.max(1))).unwrap_or(u64::MAX);
-        self.busy_until = self.busy_until.max(now) + Duration::from_nanos(nanos);
+        self.busy_until = self.busy_until.max(now) + time_on_wire(len, rate);
         self.busy_until
     }
+}
+
+/// How long `len` bytes take.
+fn time_on_wire(len: usize, bits_per_second: u64) -> Duration {
+    let bits = u128::try_from(len).unwrap_or(0) * 8;
+    Duration::from_nanos(u64::try_from(bits * 1_000_000_000 / u128::from(bits_per_second.max(1))).unwrap_or(u64::MAX))
 }
 
 /// A packet under way. Ordered so that the earliest, and of equals the first sent, is the greatest.
@@ -140,6 +144,10 @@ struct Node {
     next_id: u16,
     /// The endpoint may have something to send.
     touched: bool,
+    /// What its device sends; `None`: everything at once.
+    bits_per_second: Option<u64>,
+    /// When the device takes the next burst.
+    free_at: Instant,
     keeps_sent: bool,
     sent: VecDeque<SentPacket>,
 }
@@ -213,7 +221,16 @@ impl World {
         self.rng.fill(&mut seed);
         let endpoint = Endpoint::new(config, seed);
         let sent = VecDeque::new();
-        self.nodes.push(Node { endpoint, addresses, next_id: 0, touched: true, keeps_sent: false, sent });
+        self.nodes.push(Node {
+            endpoint,
+            addresses,
+            next_id: 0,
+            touched: true,
+            bits_per_second: None,
+            free_at: Instant::ZERO,
+            keeps_sent: false,
+            sent,
+        });
         NodeId(self.nodes.len() - 1)
     }
 
@@ -241,6 +258,12 @@ impl World {
     /// How many bits a second go from `a` to `b`; `None`: any number.
     pub fn set_bandwidth(&mut self, a: NodeId, b: NodeId, bits_per_second: Option<u64>) {
         self.link(a, b).bits_per_second = bits_per_second;
+    }
+
+    /// How many bits a second the device of `node` sends; `None`: any number. Unlike a slow link, which queues what it
+    /// is given, a slow device takes no further burst until the last one has left: the endpoint feels it.
+    pub fn set_device_rate(&mut self, node: NodeId, bits_per_second: Option<u64>) {
+        self.nodes[node.0].bits_per_second = bits_per_second;
     }
 
     /// Segments that endpoints may put into a burst, at least 1. Links treat each segment alone.
@@ -343,12 +366,21 @@ impl World {
         timers.filter_map(|(i, node)| Some((node.endpoint.poll_timeout()?, NodeId(i)))).min()
     }
 
-    /// The next event that is not after `deadline`. Of events at one time, packets come before timers.
+    /// When a busy device that has something to send is free again.
+    fn next_free(&self) -> Option<Instant> {
+        let busy = self.nodes.iter().filter(|n| n.touched && n.free_at > self.now);
+        busy.map(|n| n.free_at).min()
+    }
+
+    /// The next event that is not after `deadline`. Of events at one time, packets come before timers, and timers
+    /// before devices that are free again.
     fn step_until(&mut self, deadline: Option<Instant>) -> bool {
         self.flush();
         let timer = self.next_timer();
         let packet = self.flying.peek().map(|f| f.at);
-        let Some(at) = [packet, timer.map(|t| t.0)].into_iter().flatten().min() else { return false };
+        let Some(at) = [packet, timer.map(|t| t.0), self.next_free()].into_iter().flatten().min() else {
+            return false;
+        };
         if deadline.is_some_and(|d| at > d) {
             return false;
         }
@@ -360,7 +392,9 @@ impl World {
                 self.deliver(flying.to, RxBurst { flow, bytes, segment: bytes.len(), ids, at: self.now });
                 self.spare.push(flying.bytes);
             }
-        } else if let Some((_, NodeId(index))) = timer {
+        } else if let Some((when, NodeId(index))) = timer
+            && when == at
+        {
             let node = &mut self.nodes[index];
             node.endpoint.handle_timeout(self.now);
             node.touched = true;
@@ -378,7 +412,8 @@ impl World {
     /// Lets every touched endpoint send what it has.
     fn flush(&mut self) {
         for index in 0..self.nodes.len() {
-            if core::mem::take(&mut self.nodes[index].touched) {
+            if self.nodes[index].touched && self.nodes[index].free_at <= self.now {
+                self.nodes[index].touched = false;
                 let mut room = core::mem::take(&mut self.room);
                 self.drain(NodeId(index), &mut room);
                 self.room = room;
@@ -404,8 +439,13 @@ impl World {
             for (index, packet) in bytes.chunks(segment).enumerate() {
                 self.send(from, flow, IdRule::From(first).id(index), packet);
             }
-            let used = IdRule::From(first).id(segments);
-            self.nodes[from.0].next_id = used;
+            let node = &mut self.nodes[from.0];
+            node.next_id = IdRule::From(first).id(segments);
+            if let Some(rate) = node.bits_per_second {
+                node.free_at = self.now + time_on_wire(len, rate);
+                node.touched = true;
+                return;
+            }
         }
     }
 
