@@ -99,7 +99,12 @@ fn unsafe_note(source: &Source, at: usize) -> Option<&'static str> {
     let named = rest.split_once("fn ").is_some_and(|(before, name)| {
         before.chars().all(|c| c.is_alphanumeric() || c.is_whitespace()) && name.starts_with(char::is_alphabetic)
     });
-    (named || rest.starts_with("trait")).then_some("# Safety")
+    (named && !in_unsafe_impl(source, at) || rest.starts_with("trait")).then_some("# Safety")
+}
+
+/// Functions of an `unsafe impl` have the contract that their trait states.
+fn in_unsafe_impl(source: &Source, at: usize) -> bool {
+    source.find("unsafe impl").into_iter().any(|start| start < at && at < item_end(&source.code, start))
 }
 
 /// Whether the comments above the statement of `at`, up to a blank line or a finished statement, say `note`.
@@ -245,6 +250,8 @@ mod tests {
         assert_eq!(found("stack/src/raw.rs", "unsafe impl Send for A {}\n"), ["unsafe-reason"]);
         assert_eq!(found("stack/src/raw.rs", "/// # Safety\n/// Valid.\n#[must_use]\npub unsafe fn f() {}\n"), [""; 0]);
         assert_eq!(found("stack/src/raw.rs", "/// Frees.\npub unsafe fn f() {}\n"), ["unsafe-reason"]);
+        let allocator = "// SAFETY: forwards.\nunsafe impl GlobalAlloc for A {\n unsafe fn alloc(&self) {}\n}\n";
+        assert_eq!(found("tests/alloc/main.rs", allocator), [""; 0]);
         assert_eq!(found("stack/src/raw.rs", "type F = unsafe extern \"C\" fn(u8);\n"), [""; 0]);
         assert_eq!(found("stack/src/qp/mod.rs", "#![allow(unsafe_code)]\n"), ["unsafe-place"]);
         assert_eq!(found("stack/src/qp/mod.rs", "#![deny(unsafe_code)] // no unsafe here\n"), [""; 0]);
