@@ -33,17 +33,20 @@ fn note() {
 
 // SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of the heap.
 unsafe impl GlobalAlloc for Counting {
+    // SAFETY: the contract of `GlobalAlloc` is passed on whole.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         note();
         // SAFETY: the caller's contract is the system allocator's.
         unsafe { System.alloc(layout) }
     }
 
+    // SAFETY: the contract of `GlobalAlloc` is passed on whole.
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         // SAFETY: the pointer came from `System` with this layout.
         unsafe { System.dealloc(ptr, layout) }
     }
 
+    // SAFETY: the contract of `GlobalAlloc` is passed on whole.
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         note();
         // SAFETY: the pointer came from `System` with this layout.
@@ -58,7 +61,7 @@ static ALLOCATOR: Counting = Counting;
 fn allocations(f: impl FnOnce()) -> u64 {
     COUNTED.with(|c| c.set(Some(0)));
     f();
-    COUNTED.with(|c| c.take()).unwrap_or(0)
+    COUNTED.with(Cell::take).unwrap_or(0)
 }
 
 /// The operations of a round, and their sizes.
