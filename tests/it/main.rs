@@ -4,6 +4,7 @@ mod corner_cases;
 mod datagrams;
 mod ether;
 mod hostile;
+mod known_bugs;
 mod rc;
 mod sim_exchange;
 mod sim_plan;
