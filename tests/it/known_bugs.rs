@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use uroce::counters::DropReason;
-use uroce::engine::Engine;
 use uroce::device::udp::UdpDevice;
+use uroce::engine::Engine;
 use uroce::raw::Region;
 use uroce::time::Duration;
 use uroce::types::{Imm, Lkey, PathMtu, Rkey};

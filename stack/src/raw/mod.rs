@@ -5,6 +5,11 @@
 //! Never knows of keys, access rights or protection domains: `mem` does.
 #![allow(unsafe_code)] // One of the few files that may: every access to shared memory is here.
 
+mod file;
+mod huge;
+
+pub use huge::Pages;
+
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
