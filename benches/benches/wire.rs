@@ -7,6 +7,7 @@
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use uroce::types::{MacAddr, Msn, PKey, Psn, Qpn, Rkey};
@@ -115,5 +116,12 @@ fn checksums(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, headers, checksums);
+fn short() -> Criterion {
+    Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(200))
+        .measurement_time(Duration::from_millis(600))
+}
+
+criterion_group!(name = benches; config = short(); targets = headers, checksums);
 criterion_main!(benches);
