@@ -2,14 +2,19 @@
 //!
 //! Owns the command line. Each subcommand has a file of its own.
 
+mod conn;
+mod demo;
 mod device_arg;
 mod devinfo;
 mod dump;
 mod exit;
 mod node;
+mod ping;
 mod pingpong;
+mod progress;
 mod rdma;
 mod report;
+mod stats;
 
 use std::process::ExitCode;
 
@@ -23,7 +28,7 @@ use crate::report::Output;
 /// Exit codes: 0 it worked, 1 it did not, 2 wrong usage, 3 a limit that you set was missed, 4 this machine lacks
 /// something that is needed (the message says what, and how to get it).
 #[derive(Parser)]
-#[command(name = "uroce", version, propagate_version = true)]
+#[command(name = "uroce", version)]
 struct Cli {
     /// Print one JSON document instead of text (with a `schema` number)
     #[arg(long, global = true)]
@@ -34,10 +39,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Connect two processes of this machine and move verified data with every operation
+    Demo(demo::DemoArgs),
     /// Show RoCEv2 packets of a capture file or an interface, and what became of each stream
     Dump(dump::DumpArgs),
     /// Show a device's attributes and GID table, as ibv_devinfo
     Devinfo(devinfo::DevinfoArgs),
+    /// Ping an rping server, or serve rping clients, over RDMA
+    Ping(ping::PingArgs),
     /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong, or with itself
     Pingpong(pingpong::PingpongArgs),
 }
@@ -58,8 +67,20 @@ fn main() -> ExitCode {
 
 fn run(command: &Command, out: &mut Output) -> Result<(), Failure> {
     match command {
+        Command::Demo(args) => demo::run(args, out),
         Command::Dump(args) => dump::run(args, out),
         Command::Devinfo(args) => devinfo::run(args, out),
+        Command::Ping(args) => ping::run(args, out),
         Command::Pingpong(args) => pingpong::run(args, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn no_flag_stands_for_two_things() {
+        super::Cli::command().debug_assert();
     }
 }

@@ -8,6 +8,7 @@ use std::net::{ToSocketAddrs, UdpSocket};
 
 use uroce::device::Device;
 use uroce::device::af_packet::{AfPacket, AfPacketConfig};
+use uroce::device::impair::{ImpairModel, Impaired};
 use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
 use uroce::device::udp::UdpDevice;
@@ -45,6 +46,12 @@ impl Node {
     /// Opens `device`.
     pub(crate) fn open(device: &DeviceArg) -> Result<Self, Failure> {
         Ok(Self::on(Engine::open(open_device(device)?)?))
+    }
+
+    /// Opens `device` behind a wrapper that drops packets that it sends with probability `loss`.
+    pub(crate) fn open_lossy(device: &DeviceArg, loss: f64, seed: u64) -> Result<Self, Failure> {
+        let model = ImpairModel::lossy(loss);
+        Ok(Self::on(Engine::open(Impaired::new(open_device(device)?, model, ImpairModel::NONE, seed))?))
     }
 
     fn on<D: Device + 'static>(engine: Engine<D>) -> Self {

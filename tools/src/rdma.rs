@@ -9,8 +9,8 @@ use uroce::host::Handle;
 use uroce::raw::{Region, RegionError};
 use uroce::types::{Psn, Qpn};
 use uroce::verbs::{
-    AccessFlags, CqHandle, MemoryRegion, PdHandle, PostListError, QpHandle, Sge, Verbs, VerbsError, WcData, WcOpcode,
-    WcStatus, WorkCompletion,
+    AccessFlags, CqHandle, MemoryRegion, PdHandle, PostListError, QpHandle, Remote, Sge, Verbs, VerbsError, WcData,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 
 use crate::exit::Failure;
@@ -51,6 +51,11 @@ impl Buffer {
     pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
         let length = u32::try_from(len).unwrap_or(u32::MAX);
         Sge { addr: self.mr.iova.wrapping_add(offset as u64), length, lkey: self.mr.lkey }
+    }
+
+    /// The place `offset` as a peer names it.
+    pub(crate) fn remote(&self, offset: usize) -> Remote {
+        Remote { addr: self.mr.iova.wrapping_add(offset as u64), rkey: self.mr.rkey }
     }
 
     /// Copies bytes in.

@@ -83,3 +83,9 @@ pub(crate) fn complain(failure: &Failure) {
         eprintln!("uroce: {failure}");
     }
 }
+
+/// A remark on standard error that changes nothing.
+#[allow(clippy::print_stderr)]
+pub(crate) fn remark(text: impl fmt::Display) {
+    eprintln!("{text}");
+}

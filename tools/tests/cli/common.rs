@@ -91,6 +91,15 @@ impl Server {
         })
     }
 
+    /// Starts `uroce` and waits until it has UDP port 4791 of an IPv4 address.
+    pub(crate) fn bound_to_roce(args: &[&str], address: &str) -> Self {
+        let octets = address.parse::<std::net::Ipv4Addr>().unwrap().octets();
+        // The list of sockets shows addresses as the machine stores them.
+        let wanted = format!("{:08X}:12B7 ", u32::from_ne_bytes(octets));
+        let server = Self::start(args);
+        server.wait_until(|| std::fs::read_to_string("/proc/net/udp").unwrap_or_default().contains(&wanted))
+    }
+
     fn start(args: &[&str]) -> Self {
         let child = uroce(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         Self(Some(child))

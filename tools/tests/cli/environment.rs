@@ -31,15 +31,11 @@ fn a_missing_capability() {
     as_nobody(&["devinfo", "-d", &format!("packet:{name}")]).unwrap().fails(4, "cap_net_raw");
 }
 
-/// An Ethernet interface of this machine, if it has one.
+/// An Ethernet interface of this machine that a device could use, if it has one.
 fn ethernet_interface() -> Option<String> {
-    let is_ethernet = |dir: &std::path::Path| {
-        let address = std::fs::read_to_string(dir.join("address")).unwrap_or_default();
-        let kind = std::fs::read_to_string(dir.join("type")).unwrap_or_default();
-        kind.trim() == "1" && address.trim() != "00:00:00:00:00:00"
-    };
-    let all = std::fs::read_dir("/sys/class/net").ok()?.flatten();
-    all.map(|e| e.path()).find(|p| is_ethernet(p)).and_then(|p| Some(p.file_name()?.to_str()?.to_owned()))
+    let usable = |i: &pnet::datalink::NetworkInterface| i.is_up() && !i.is_loopback() && !i.ips.is_empty();
+    let found = pnet::datalink::interfaces().into_iter().find(|i| usable(i) && i.mac.is_some_and(|m| !m.is_zero()));
+    found.map(|i| i.name)
 }
 
 #[test]

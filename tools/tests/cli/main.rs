@@ -2,7 +2,9 @@
 
 mod common;
 
+mod demo;
 mod dump;
 mod environment;
+mod ping;
 mod pingpong;
 mod usage;

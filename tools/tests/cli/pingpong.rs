@@ -89,3 +89,23 @@ fn a_peer_that_says_nonsense_is_told() {
     stream.write_all(&[b'x'; 52]).unwrap();
     server.end().fails(1, "is it a pingpong?");
 }
+
+#[test]
+fn a_peer_that_never_answers_is_told_with_status_tries_and_time() {
+    use std::io::{Read as _, Write as _};
+    // A server that names an endpoint that is not there.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let server = std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        let mut message = [0; 52];
+        stream.read_exact(&mut message).unwrap();
+        stream.write_all(b"0000:000011:000001:00000000000000000000ffff7f4d0a01\0").unwrap();
+        stream.read_exact(&mut [0; 5]).unwrap();
+    });
+    let ran = run(&["pingpong", "rc", "127.0.0.1", "-d", "udp:127.77.10.2", "-p", &port]);
+    server.join().unwrap();
+    ran.fails(1, "the SEND failed with status 12: no answer for PSN");
+    // The first try and retry_cnt 7.
+    assert!(ran.err.contains("after 8 tries in "), "{ran:?}");
+}

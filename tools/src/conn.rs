@@ -1,0 +1,238 @@
+//! Connections by address: what every command needs of the connection manager.
+//!
+//! Owns the sequences of calls and events, and their failures in words. Never touches data.
+
+use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use uroce::engine::system_seed;
+use uroce::host::Handle;
+use uroce::rng::Rng;
+use uroce::verbs::{QpHandle, Verbs};
+use uroce_cm::id::{IdError, IdOptions, PeerParam};
+use uroce_cm::wire::PortSpace;
+use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, RetryPolicy};
+
+use crate::exit::Failure;
+
+/// Longest sleep between two looks at the connection manager's timers and events.
+const SLICE: Duration = Duration::from_millis(20);
+/// How long a step that depends on the peer may take; the connection manager itself gives up earlier.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A person waits: gives up after about 12 s.
+const RETRY: RetryPolicy = RetryPolicy {
+    initial: Duration::from_millis(250),
+    factor_percent: 200,
+    cap: Duration::from_secs(2),
+    retries: 7,
+    jitter_percent: 10,
+};
+/// How long a repeated DREQ is still answered after the end.
+const LINGER: Duration = Duration::from_millis(200);
+
+impl From<IdError> for Failure {
+    fn from(error: IdError) -> Self {
+        match error {
+            IdError::AddressNotAvailable(_) | IdError::AddressInUse(_) => Self::Environment(error.to_string()),
+            other => Self::failed(other),
+        }
+    }
+}
+
+/// The connection manager of an endpoint.
+pub(crate) struct Connections {
+    cm: Cm,
+    waiting: VecDeque<IdEvent>,
+}
+
+impl Connections {
+    /// Takes QP1 of the endpoint.
+    pub(crate) fn new(v: &mut Handle) -> Result<Self, Failure> {
+        let rng = Rng::from_seed(system_seed()?);
+        let mut config = CmConfig::default();
+        config.agent.retry = RETRY;
+        let cm = Cm::new(v, config, rng).map_err(Failure::failed)?;
+        Ok(Self { cm, waiting: VecDeque::new() })
+    }
+
+    /// Listens on `addr`.
+    pub(crate) fn listen(&mut self, v: &mut Handle, addr: SocketAddr, backlog: usize) -> Result<IdHandle, Failure> {
+        let id = self.cm.create_id(PortSpace::Tcp)?;
+        self.cm.bind_addr(v, id, addr)?;
+        self.cm.listen(id, backlog)?;
+        Ok(id)
+    }
+
+    /// The next connection request, for however long it takes.
+    pub(crate) fn next_request(&mut self, v: &mut Handle) -> Result<IdEvent, Failure> {
+        loop {
+            let event = self.event(v, None)?;
+            if let Some(event) = event.filter(|e| e.kind == EventKind::ConnectRequest) {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Finds the way to `peer` and attaches `qp`, which is in INIT afterwards: receives can be posted.
+    pub(crate) fn prepare(
+        &mut self,
+        v: &mut Handle,
+        source: Option<IpAddr>,
+        peer: SocketAddr,
+        options: IdOptions,
+        qp: QpHandle,
+    ) -> Result<IdHandle, Failure> {
+        let id = self.cm.create_id(PortSpace::Tcp)?;
+        self.cm.set_options(id, options)?;
+        self.cm.resolve_addr(v, id, source.map(|ip| SocketAddr::new(ip, 0)), peer)?;
+        self.expect(v, id, peer, EventKind::AddrResolved)?;
+        self.cm.resolve_route(v, id)?;
+        self.expect(v, id, peer, EventKind::RouteResolved)?;
+        self.cm.attach_qp(v, id, qp)?;
+        Ok(id)
+    }
+
+    /// Asks for the connection, and waits for it. Returns what the peer said.
+    pub(crate) fn connect(
+        &mut self,
+        v: &mut Handle,
+        id: IdHandle,
+        peer: SocketAddr,
+        param: &ConnParam<'_>,
+    ) -> Result<PeerParam, Failure> {
+        self.cm.connect(v.now(), v, id, param)?;
+        Ok(self.expect(v, id, peer, EventKind::Established)?.param)
+    }
+
+    /// Attaches `qp` to a request, with which receives can be posted. [`Connections::accept`] follows.
+    pub(crate) fn attach(&mut self, v: &mut Handle, id: IdHandle, qp: QpHandle) -> Result<(), Failure> {
+        Ok(self.cm.attach_qp(v, id, qp)?)
+    }
+
+    /// Accepts a request, and waits until the peer knows.
+    pub(crate) fn accept(&mut self, v: &mut Handle, id: IdHandle, param: &ConnParam<'_>) -> Result<(), Failure> {
+        self.cm.accept(v.now(), v, id, param)?;
+        let peer = self.peer(id);
+        self.expect(v, id, peer, EventKind::Established)?;
+        Ok(())
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer(&self, id: IdHandle) -> SocketAddr {
+        self.cm.peer_addr(id).unwrap_or_else(|| SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0))
+    }
+
+    /// Whether the peer has ended the connection. Also keeps the connection manager's timers running, so call it
+    /// whenever there is nothing else to do.
+    pub(crate) fn is_over(&mut self, v: &mut Handle, id: IdHandle) -> Result<bool, Failure> {
+        self.pump(v)?;
+        let mut over = false;
+        let mut others = VecDeque::new();
+        while let Some(event) = self.next_event() {
+            if event.id == id {
+                over |= matches!(event.kind, EventKind::Disconnected | EventKind::DeviceRemoval);
+            } else {
+                others.push_back(event);
+            }
+        }
+        self.waiting = others;
+        Ok(over)
+    }
+
+    /// Ends the connection and waits until the peer knows.
+    pub(crate) fn disconnect(&mut self, v: &mut Handle, id: IdHandle) -> Result<(), Failure> {
+        self.cm.disconnect(v.now(), v, id)?;
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE && !self.is_over(v, id)? {
+            self.rest(v, SLICE)?;
+        }
+        Ok(())
+    }
+
+    /// Agrees to the peer's disconnect, and answers it again should the answer get lost.
+    pub(crate) fn part(&mut self, v: &mut Handle, id: IdHandle) -> Result<(), Failure> {
+        // The peer's wish may be agreed to already.
+        let _ = self.cm.disconnect(v.now(), v, id);
+        let begin = Instant::now();
+        while begin.elapsed() < LINGER {
+            self.pump(v)?;
+            self.rest(v, SLICE)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets an id that is over.
+    pub(crate) fn forget(&mut self, v: &mut Handle, id: IdHandle) -> Result<(), Failure> {
+        Ok(self.cm.destroy_id(v.now(), v, id)?)
+    }
+
+    fn pump(&mut self, v: &mut Handle) -> Result<(), Failure> {
+        while let Some(event) = v.poll_event() {
+            self.cm.on_async_event(v, &event);
+        }
+        while self.cm.poll(v.now(), v)? {}
+        Ok(())
+    }
+
+    fn next_event(&mut self) -> Option<IdEvent> {
+        self.waiting.pop_front().or_else(|| self.cm.poll_event())
+    }
+
+    /// Sleeps until QP1 has something, the connection manager's timer is due or `max` passes.
+    fn rest(&mut self, v: &mut Handle, max: Duration) -> Result<(), Failure> {
+        let due = self.cm.poll_timeout().map(|at| at.saturating_since(v.now()));
+        let cq = self.cm.gsi().cq();
+        v.wait_cq(cq, Some(due.map_or(max, |due| due.min(max))))?;
+        Ok(())
+    }
+
+    /// The next event; `None` after `patience`.
+    fn event(&mut self, v: &mut Handle, patience: Option<Duration>) -> Result<Option<IdEvent>, Failure> {
+        let begin = Instant::now();
+        loop {
+            self.pump(v)?;
+            if let Some(event) = self.next_event() {
+                return Ok(Some(event));
+            }
+            if patience.is_some_and(|p| begin.elapsed() >= p) {
+                return Ok(None);
+            }
+            self.rest(v, SLICE)?;
+        }
+    }
+
+    /// Waits for an event of one kind; any other of this id is its failure.
+    fn expect(&mut self, v: &mut Handle, id: IdHandle, peer: SocketAddr, kind: EventKind) -> Result<IdEvent, Failure> {
+        loop {
+            let Some(event) = self.event(v, Some(PATIENCE))? else {
+                return Err(Failure::Failed(format!("{peer}: no {} within {} s", kind.name(), PATIENCE.as_secs())));
+            };
+            if event.id != id {
+                continue;
+            }
+            return if event.kind == kind { Ok(event) } else { Err(explain(peer, &event)) };
+        }
+    }
+}
+
+/// Why a connection did not come about.
+fn explain(peer: SocketAddr, event: &IdEvent) -> Failure {
+    let name = event.kind.name();
+    let tried =
+        event.attempt.map_or(String::new(), |a| format!(" after {} tries in {} ms", a.tries, a.elapsed.as_millis()));
+    Failure::Failed(match event.kind {
+        EventKind::AddrError => format!("{peer} cannot be reached from this device ({name}, status {})", event.status),
+        EventKind::Unreachable => {
+            format!("no answer from {peer}{tried} ({name}, status {}); is a RoCEv2 endpoint there?", event.status)
+        }
+        EventKind::Rejected => {
+            let reason = event.reason().map_or("unknown reason", |r| r.describe());
+            let text: Vec<u8> = event.param.private_data.iter().copied().take_while(|b| *b != 0).collect();
+            let text = String::from_utf8_lossy(&text);
+            let said = if text.is_empty() { String::new() } else { format!("; it says: {text}") };
+            format!("{peer} refused the connection: reason {} ({reason}){said}", event.status)
+        }
+        _ => format!("{peer}: {name}, status {}{tried}", event.status),
+    })
+}
