@@ -2,6 +2,7 @@
 //!
 //! Owns the flags, the QP set-up and the ball. The peer may be the original program on any RoCEv2 device.
 
+mod check;
 mod exchange;
 
 use core::net::IpAddr;
@@ -10,11 +11,10 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use uroce::host::Handle;
-use uroce::types::AckTimeout;
-use uroce::types::{PathMtu, QKey, RetryCount, RnrRetry, RnrTimer};
+use uroce::types::{AckTimeout, Gid, PathMtu, QKey, RetryCount, RnrRetry, RnrTimer};
 use uroce::verbs::{
-    AccessFlags, AddressVector, Attr, InitAttr, ModifyError, Operation, Payload, QpCapabilities, QpHandle, QpInit,
-    QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, UdDestination, Verbs, VerbsError, WcOpcode,
+    AccessFlags, AddressVector, InitAttr, Operation, Payload, PdHandle, QpCapabilities, QpHandle, QpInit, QpTransition,
+    QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, UdDestination, Verbs, WcOpcode, WorkCompletion,
 };
 
 use self::exchange::{Dest, Server};
@@ -28,12 +28,14 @@ use crate::report::Output;
 const GRH: usize = 40;
 /// The queue key that the UD program uses.
 const UD_QKEY: QKey = QKey::new(0x1111_1111);
-/// What an unwritten buffer holds, as in the original programs.
-const FILL: u8 = 0x7b;
-/// How long nothing may arrive. UC and UD do not repeat what is lost, so the game can stop for ever.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the loser of the last acknowledgement may ask for it again.
-const LINGER: Duration = Duration::from_millis(300);
+/// Longest message of RC and UC.
+const SIZE_MAX: u32 = 1 << 31;
+/// Bytes a second that a message makes at the least; a long one gets more time than `--patience`.
+const PACE: u64 = 1_000_000;
+/// Local ACK timeouts for which the last acknowledgement is given again to a peer that lost it.
+const LINGER_TIMEOUTS: u32 = 4;
+/// And the longest that such a wait takes.
+const LINGER_MAX: Duration = Duration::from_secs(2);
 
 /// Which of the three programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -56,7 +58,7 @@ pub(crate) struct PingpongArgs {
     host: Option<String>,
     /// Device: udp:ADDR, packet:IFNAME or pnet:IFNAME [default: client: the address from which HOST is reached; server:
     /// udp:127.0.0.1]
-    #[arg(short, long)]
+    #[arg(short, long, alias = "ib-dev")]
     device: Option<DeviceArg>,
     /// TCP port of the exchange
     #[arg(short, long, default_value_t = 18515)]
@@ -65,7 +67,7 @@ pub(crate) struct PingpongArgs {
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=1))]
     ib_port: u8,
     /// Bytes of a message [default: 4096; ud: 1024]
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=i64::from(SIZE_MAX)))]
     size: Option<u32>,
     /// Path MTU, rc and uc
     #[arg(short, long, default_value_t = 1024, value_parser = mtu)]
@@ -82,12 +84,53 @@ pub(crate) struct PingpongArgs {
     /// Index in the GID table (`uroce devinfo -v` shows it)
     #[arg(short, long, default_value_t = 0)]
     gid_idx: u8,
-    /// Sleep on completion events; here every wait sleeps when nothing is due
+    /// Sleep until something completes; without it the completion queue is polled
     #[arg(short, long)]
     events: bool,
-    /// Check the bytes that came, as the original does
+    /// Check the bytes that came in the end; both sides need it
     #[arg(short, long)]
     chk: bool,
+    /// Local ACK timeout of rc: 4.096 us * 2^TIMEOUT, 0 waits for ever
+    #[arg(long, default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
+    timeout: u8,
+    /// Seconds without any message after which the game is over: uc and ud do not repeat what is lost
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    patience: u64,
+}
+
+impl PingpongArgs {
+    fn size(&self) -> usize {
+        let default = if self.kind == Kind::Ud { 1024 } else { 4096 };
+        self.size.map_or(default, |size| usize::try_from(size).unwrap_or(usize::MAX))
+    }
+
+    /// What lies before a message in a receive buffer.
+    const fn headroom(&self) -> usize {
+        match self.kind {
+            Kind::Ud => GRH,
+            Kind::Rc | Kind::Uc => 0,
+        }
+    }
+
+    const fn is_client(&self) -> bool {
+        self.host.is_some()
+    }
+
+    fn ack_timeout(&self) -> AckTimeout {
+        AckTimeout::new(self.timeout).unwrap_or(AckTimeout::DEFAULT)
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::from_secs(self.patience + self.size() as u64 / PACE)
+    }
+
+    /// For how long the peer may ask for the last acknowledgement again. Only RC has any.
+    fn linger(&self) -> Duration {
+        match (self.kind, self.ack_timeout().duration()) {
+            (Kind::Rc, Some(timeout)) => LINGER_MAX.min(timeout * LINGER_TIMEOUTS),
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 fn mtu(text: &str) -> Result<usize, String> {
@@ -108,6 +151,7 @@ pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> 
         None => Role::Server(Server::listen(args.port)?),
     };
     let v = node.verbs();
+    fits(args, v.query_port().active_mtu)?;
     let mut table = Table::lay(v, args)?;
     let mine = Dest { lid: 0, qpn: v.query_qp(table.qp)?.qpn, psn: rdma::random_psn(), gid: gid.gid };
     // The UD program prints this line with a colon before the GID.
@@ -129,11 +173,25 @@ pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> 
     };
     out.line(format_args!("  remote address: {theirs}"))?;
     let elapsed = table.play(v, args)?;
-    if args.chk && args.host.is_none() {
-        table.check()?;
+    table.poller.linger(v, args.linger())?;
+    let verdict = if args.chk { table.check() } else { Ok(()) };
+    report(args, out, &Ends { local: mine, remote: theirs }, elapsed, args.chk && verdict.is_ok())?;
+    verdict
+}
+
+/// A path MTU or a datagram that the device does not carry is the user's to change.
+fn fits(args: &PingpongArgs, active: PathMtu) -> Result<(), Failure> {
+    let (what, bytes, flag) = match args.kind {
+        Kind::Rc | Kind::Uc => ("a path MTU", args.mtu, "-m"),
+        Kind::Ud => ("a datagram", args.size(), "-s"),
+    };
+    if bytes <= active.bytes() {
+        return Ok(());
     }
-    table.poller.linger(v, LINGER)?;
-    report(args, out, mine, theirs, elapsed)
+    Err(Failure::Usage(format!(
+        "this device carries at most {}, not {what} of {bytes}; try a smaller {flag}",
+        active.bytes()
+    )))
 }
 
 /// The device that was asked for, or the one from which the server is reached.
@@ -155,25 +213,30 @@ enum Role<'a> {
 
 /// The QP with its buffer and what it takes to send.
 struct Table {
-    kind: Kind,
     size: usize,
+    headroom: usize,
+    /// Where the message that is sent stands. A server returns what it received, a client has it apart, so that its
+    /// check finds what came and not what it sent.
+    outgoing: usize,
     qp: QpHandle,
     poller: Poller,
     buffer: Buffer,
     destination: Option<UdDestination>,
-    pd: uroce::verbs::PdHandle,
+    pd: PdHandle,
 }
 
 impl Table {
     fn lay(v: &mut Handle, args: &PingpongArgs) -> Result<Self, Failure> {
-        let size = args.size.unwrap_or(if args.kind == Kind::Ud { 1024 } else { 4096 });
-        let size = usize::try_from(size).unwrap_or(usize::MAX);
-        let headroom = if args.kind == Kind::Ud { GRH } else { 0 };
+        let (size, headroom) = (args.size(), args.headroom());
+        let incoming = headroom.saturating_add(size);
+        let (outgoing, len) =
+            if args.is_client() { (incoming, incoming.saturating_add(size)) } else { (headroom, incoming) };
         let pd = v.alloc_pd()?;
-        let buffer = Buffer::new(v, pd, size.saturating_add(headroom), AccessFlags::LOCAL_WRITE)?;
-        // The client's bytes travel, so with -c it is the client that clears them.
-        let fill = if args.chk && args.host.is_some() { 0 } else { FILL };
-        buffer.write(0, &vec![fill; size + headroom])?;
+        let buffer = Buffer::new(v, pd, len, AccessFlags::LOCAL_WRITE)?;
+        buffer.write(0, &check::unwritten(incoming))?;
+        if args.is_client() {
+            buffer.write(outgoing, &check::message(size, args.chk))?;
+        }
         let cq = v.create_cq(args.rx_depth + 1)?;
         let qp_type = match args.kind {
             Kind::Rc => QpType::Rc,
@@ -189,12 +252,13 @@ impl Table {
         };
         v.modify_qp(qp, QpTransition::Init(attr).into())?;
         let poller = Poller::new(cq, qp);
-        let mut table = Self { kind: args.kind, size, qp, poller, buffer, destination: None, pd };
+        let table = Self { size, headroom, outgoing, qp, poller, buffer, destination: None, pd };
         table.post_receives(v, args.rx_depth)?;
         Ok(table)
     }
 
     fn connect(&mut self, v: &mut Handle, args: &PingpongArgs, mine: Dest, theirs: Dest) -> Result<(), Failure> {
+        reachable(mine.gid, theirs.gid)?;
         let mut av = AddressVector::new(theirs.gid, args.gid_idx);
         av.service_level = args.sl;
         let rtr = RtrAttr {
@@ -207,18 +271,18 @@ impl Table {
         };
         let rts = RtsAttr {
             sq_psn: mine.psn,
-            timeout: AckTimeout::DEFAULT,
+            timeout: args.ack_timeout(),
             retry_count: RetryCount::MAX,
             rnr_retry: RnrRetry::FOREVER,
             max_rd_atomic: 1,
         };
-        match self.kind {
+        match args.kind {
             Kind::Rc => {
-                v.modify_qp(self.qp, QpTransition::Rtr(rtr).into()).map_err(|e| self.explain(e, args))?;
+                v.modify_qp(self.qp, QpTransition::Rtr(rtr).into())?;
                 v.modify_qp(self.qp, QpTransition::Rts(rts).into())?;
             }
             Kind::Uc => {
-                v.modify_qp(self.qp, QpTransition::RtrUc(rtr).into()).map_err(|e| self.explain(e, args))?;
+                v.modify_qp(self.qp, QpTransition::RtrUc(rtr).into())?;
                 v.modify_qp(self.qp, QpTransition::RtsPsn(mine.psn).into())?;
             }
             Kind::Ud => {
@@ -231,28 +295,16 @@ impl Table {
         Ok(())
     }
 
-    /// A path MTU that the device does not carry is the user's to change.
-    fn explain(&self, error: VerbsError, args: &PingpongArgs) -> Failure {
-        match error {
-            VerbsError::Modify(ModifyError::OutOfRange { attr: Attr::PathMtu }) => {
-                Failure::Usage(format!("this device does not carry a path MTU of {}; try a smaller -m", args.mtu))
-            }
-            other => other.into(),
-        }
-    }
-
-    fn post_receives(&mut self, v: &mut Handle, count: u32) -> Result<(), Failure> {
-        let headroom = if self.kind == Kind::Ud { GRH } else { 0 };
-        let sge = [self.buffer.sge(0, self.size + headroom)];
+    fn post_receives(&self, v: &mut Handle, count: u32) -> Result<(), Failure> {
+        let sge = [self.buffer.sge(0, self.headroom + self.size)];
         for wr_id in 0..u64::from(count) {
             v.post_recv(self.qp, &[RecvWr { wr_id, sges: &sge }])?;
         }
         Ok(())
     }
 
-    fn send(&mut self, v: &mut Handle) -> Result<(), Failure> {
-        let headroom = if self.kind == Kind::Ud { GRH } else { 0 };
-        let sge = [self.buffer.sge(headroom, self.size)];
+    fn send(&self, v: &mut Handle) -> Result<(), Failure> {
+        let sge = [self.buffer.sge(self.outgoing, self.size)];
         let wr = SendWr {
             wr_id: 0,
             operation: Operation::Send,
@@ -269,26 +321,14 @@ impl Table {
         let (mut sent, mut received) = (0, 0);
         let mut posted = args.rx_depth;
         let (mut awaits_send, mut awaits_receive) = (false, true);
-        if args.host.is_some() {
+        if args.is_client() {
             self.send(v)?;
             awaits_send = true;
         }
         while sent < args.iters || received < args.iters {
-            let Some(wc) = self.poller.wait(v, PATIENCE)? else {
-                return Err(Failure::Failed(format!(
-                    "nothing came for {} s, after {received} of {} messages; {}",
-                    PATIENCE.as_secs(),
-                    args.iters,
-                    if self.kind == Kind::Rc {
-                        "the peer has stopped"
-                    } else {
-                        "one was lost, or the peer has stopped"
-                    },
-                )));
-            };
-            let what = if wc.opcode == WcOpcode::Recv { "a receive" } else { "the SEND" };
-            let wc = rdma::succeeded(v, &wc, what)?;
+            let Some(wc) = self.next_completion(v, args)? else { return Err(silence(args, received)) };
             if wc.opcode == WcOpcode::Recv {
+                self.has_size(&wc)?;
                 received += 1;
                 posted -= 1;
                 if posted <= 1 {
@@ -308,34 +348,87 @@ impl Table {
         Ok(begin.elapsed())
     }
 
-    /// The client's bytes are zeros and came back and forth; what stands here must be they.
-    fn check(&self) -> Result<(), Failure> {
-        let headroom = if self.kind == Kind::Ud { GRH } else { 0 };
-        let bytes = self.buffer.read(headroom, self.size)?;
-        match bytes.iter().position(|b| *b != 0) {
-            None => Ok(()),
-            Some(at) => Err(Failure::Failed(format!("wrong data at byte {at} (was the client started with -c?)"))),
+    /// The next completion, a success; `None` when patience is at its end.
+    fn next_completion(&mut self, v: &mut Handle, args: &PingpongArgs) -> Result<Option<WorkCompletion>, Failure> {
+        let next = if args.events {
+            self.poller.wait(v, args.patience())?
+        } else {
+            let begin = Instant::now();
+            loop {
+                let polled = self.poller.poll(v)?;
+                if polled.is_some() || begin.elapsed() >= args.patience() {
+                    break polled;
+                }
+            }
+        };
+        let Some(wc) = next else { return Ok(None) };
+        let what = if wc.opcode == WcOpcode::Recv { "a receive" } else { "the SEND" };
+        rdma::succeeded(v, &wc, what).map(Some)
+    }
+
+    fn has_size(&self, wc: &WorkCompletion) -> Result<(), Failure> {
+        let came = usize::try_from(wc.byte_len).unwrap_or(usize::MAX).saturating_sub(self.headroom);
+        if came == self.size {
+            return Ok(());
         }
+        let size = self.size;
+        Err(Failure::Failed(format!("the peer sends {came} bytes, not {size}; give both sides the same -s")))
+    }
+
+    /// Looks at what came last: the client's bytes, at either side.
+    fn check(&self) -> Result<(), Failure> {
+        check::verify(&self.buffer.read(self.headroom, self.size)?)
     }
 }
 
+/// Whether packets can go from our GID to the peer's.
+fn reachable(ours: Gid, theirs: Gid) -> Result<(), Failure> {
+    if theirs.is_unspecified() {
+        return Err(Failure::failed("the peer gave no GID, which RoCE cannot do without; start it with -g"));
+    }
+    let is_v4 = |gid: Gid| gid.ip().is_ipv4();
+    if is_v4(ours) == is_v4(theirs) {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "the GIDs {ours} and {theirs} are one of IPv4 and one of IPv6; choose two of a kind with -g"
+    )))
+}
+
+fn silence(args: &PingpongArgs, received: u32) -> Failure {
+    let why = match args.kind {
+        Kind::Rc => "the peer has stopped",
+        Kind::Uc | Kind::Ud => "one was lost, or the peer has stopped",
+    };
+    let seconds = args.patience().as_secs();
+    Failure::Failed(format!("nothing came for {seconds} s, after {received} of {} messages; {why}", args.iters))
+}
+
+/// Who played.
 #[derive(Serialize)]
-struct Played {
-    kind: Kind,
-    role: &'static str,
+struct Ends {
     local: Dest,
     remote: Dest,
+}
+
+#[derive(Serialize)]
+struct Played<'a> {
+    kind: Kind,
+    role: &'static str,
+    #[serde(flatten)]
+    ends: &'a Ends,
     size: u64,
     iters: u32,
     bytes: u64,
     seconds: f64,
     mbit_per_s: f64,
     usec_per_iter: f64,
+    /// The bytes were looked at and are right.
     checked: bool,
 }
 
-fn report(args: &PingpongArgs, out: &mut Output, local: Dest, remote: Dest, took: Duration) -> Result<(), Failure> {
-    let size = u64::from(args.size.unwrap_or(if args.kind == Kind::Ud { 1024 } else { 4096 }));
+fn report(args: &PingpongArgs, out: &mut Output, ends: &Ends, took: Duration, checked: bool) -> Result<(), Failure> {
+    let size = args.size() as u64;
     let bytes = size * u64::from(args.iters) * 2;
     let seconds = took.as_secs_f64();
     let usec = seconds * 1e6;
@@ -344,13 +437,11 @@ fn report(args: &PingpongArgs, out: &mut Output, local: Dest, remote: Dest, took
     let usec_per_iter = usec / f64::from(args.iters);
     out.line(format_args!("{bytes} bytes in {seconds:.2} seconds = {mbit_per_s:.2} Mbit/sec"))?;
     out.line(format_args!("{} iters in {seconds:.2} seconds = {usec_per_iter:.2} usec/iter", args.iters))?;
-    let role = if args.host.is_some() { "client" } else { "server" };
-    let checked = args.chk && args.host.is_none();
+    let role = if args.is_client() { "client" } else { "server" };
     let result = Played {
         kind: args.kind,
         role,
-        local,
-        remote,
+        ends,
         size,
         iters: args.iters,
         bytes,
