@@ -1,10 +1,14 @@
 //! The argument `--device`.
 //!
-//! Owns its grammar: `udp:ADDR`, `packet:IFNAME`, `pnet:IFNAME`, `loop`. Opens nothing.
+//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`, `pnet:IFNAME`, `loop`. Opens nothing.
 
 use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
+
+use uroce::device::af_packet::{AddressMode, AfPacketConfig};
+use uroce::types::MacAddr;
+use uroce::wire::VlanTag;
 
 /// Longest name of a network interface on Linux (IFNAMSIZ less the NUL).
 const INTERFACE_NAME_MAX: usize = 15;
@@ -14,12 +18,65 @@ const INTERFACE_NAME_MAX: usize = 15;
 pub(crate) enum DeviceArg {
     /// A UDP socket on port 4791 of this address: no privilege needed.
     Udp(IpAddr),
-    /// Raw Ethernet on this interface through AF_PACKET: needs CAP_NET_RAW.
-    Packet(String),
+    /// Raw Ethernet through AF_PACKET: needs CAP_NET_RAW.
+    Packet(PacketArg),
     /// Raw Ethernet on this interface through the pnet library: portable, slower.
     Pnet(String),
     /// Both ends in this process.
     Loop,
+}
+
+/// A `packet:` device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PacketArg {
+    /// Its interface.
+    pub(crate) interface: String,
+    /// A MAC and addresses of its own; `None`: beside the kernel, on the interface's.
+    own: Option<(MacAddr, Vec<IpAddr>)>,
+    vlan: Option<u16>,
+}
+
+impl PacketArg {
+    /// As the device takes it.
+    pub(crate) fn config(&self) -> AfPacketConfig {
+        let mode = match &self.own {
+            None => AddressMode::Shared,
+            Some((mac, addresses)) => AddressMode::Own { mac: *mac, addresses: addresses.clone() },
+        };
+        let vlan = self.vlan.map(|id| VlanTag { id, priority: 0 });
+        AfPacketConfig { mode, vlan, ..AfPacketConfig::shared(self.interface.as_str()) }
+    }
+
+    fn parse(text: &str) -> Result<Self, DeviceArgError> {
+        let mut parts = text.split(',');
+        let interface = interface(parts.next().unwrap_or_default())?;
+        let (mut mac, mut addresses, mut vlan) = (None, Vec::new(), None);
+        for part in parts {
+            let bad = || DeviceArgError::PacketOption(part.into());
+            match part.split_once('=') {
+                Some(("mac", v)) => mac = Some(parse_mac(v).ok_or_else(bad)?),
+                Some(("ip", v)) => addresses.push(address(v)?),
+                Some(("vlan", v)) => vlan = Some(v.parse().ok().filter(|id| (1..4095).contains(id)).ok_or_else(bad)?),
+                _ => return Err(bad()),
+            }
+        }
+        let own = match (mac, addresses.is_empty()) {
+            (None, true) => None,
+            (Some(mac), false) => Some((mac, addresses)),
+            _ => return Err(DeviceArgError::HalfOwned),
+        };
+        Ok(Self { interface, own, vlan })
+    }
+}
+
+fn parse_mac(text: &str) -> Option<MacAddr> {
+    let mut bytes = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut bytes {
+        *byte = parts.next().filter(|p| p.len() == 2).and_then(|p| u8::from_str_radix(p, 16).ok())?;
+    }
+    let mac = MacAddr(bytes);
+    (parts.next().is_none() && !mac.is_multicast()).then_some(mac)
 }
 
 /// Why a `--device` is not one.
@@ -34,6 +91,12 @@ pub(crate) enum DeviceArgError {
     /// An address that no one can own.
     #[error("{0} is not the address of one endpoint; write the address of one of this machine's interfaces")]
     NotUnicast(IpAddr),
+    /// Something else behind a comma.
+    #[error("`{0}` is no option of packet:; write mac=02:00:00:00:00:01, ip=ADDR or vlan=1 to 4094")]
+    PacketOption(String),
+    /// A MAC without an address, or the other way round.
+    #[error("an endpoint of its own needs both mac= and ip=")]
+    HalfOwned,
     /// An interface name that Linux would not take.
     #[error("`{0}` is no interface name; `ip link` lists them")]
     Interface(String),
@@ -48,7 +111,7 @@ impl FromStr for DeviceArg {
         }
         match text.split_once(':') {
             Some(("udp", address)) => udp(address),
-            Some(("packet", name)) => interface(name).map(Self::Packet),
+            Some(("packet", rest)) => PacketArg::parse(rest).map(Self::Packet),
             Some(("pnet", name)) => interface(name).map(Self::Pnet),
             _ => Err(DeviceArgError::Kind(text.into())),
         }
@@ -56,12 +119,17 @@ impl FromStr for DeviceArg {
 }
 
 fn udp(text: &str) -> Result<DeviceArg, DeviceArgError> {
+    address(text).map(DeviceArg::Udp)
+}
+
+/// The address of one endpoint.
+fn address(text: &str) -> Result<IpAddr, DeviceArgError> {
     let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
     let address: IpAddr = bare.parse().map_err(|_| DeviceArgError::Address(text.into()))?;
     if address.is_unspecified() || address.is_multicast() {
         return Err(DeviceArgError::NotUnicast(address));
     }
-    Ok(DeviceArg::Udp(address))
+    Ok(address)
 }
 
 fn interface(name: &str) -> Result<String, DeviceArgError> {
@@ -75,7 +143,14 @@ impl fmt::Display for DeviceArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Udp(address) => write!(f, "udp:{address}"),
-            Self::Packet(name) => write!(f, "packet:{name}"),
+            Self::Packet(packet) => {
+                write!(f, "packet:{}", packet.interface)?;
+                if let Some((mac, addresses)) = &packet.own {
+                    write!(f, ",mac={mac}")?;
+                    addresses.iter().try_for_each(|a| write!(f, ",ip={a}"))?;
+                }
+                packet.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))
+            }
             Self::Pnet(name) => write!(f, "pnet:{name}"),
             Self::Loop => f.write_str("loop"),
         }
@@ -88,7 +163,15 @@ mod tests {
 
     #[test]
     fn every_kind_is_read_and_written() {
-        for text in ["udp:127.0.0.1", "udp:fd77::2", "packet:eth0", "pnet:veth-a", "loop"] {
+        for text in [
+            "udp:127.0.0.1",
+            "udp:fd77::2",
+            "packet:eth0",
+            "packet:eth0,vlan=7",
+            "packet:eth0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7",
+            "pnet:veth-a",
+            "loop",
+        ] {
             assert_eq!(text.parse::<DeviceArg>().unwrap().to_string(), text);
         }
         assert_eq!("udp:[::1]".parse(), Ok(DeviceArg::Udp("::1".parse().unwrap())));
@@ -104,6 +187,10 @@ mod tests {
         assert_eq!(error("udp:239.1.2.3"), DeviceArgError::NotUnicast("239.1.2.3".parse().unwrap()));
         assert_eq!(error("packet:"), DeviceArgError::Interface(String::new()));
         assert_eq!(error("packet:an-interface-name"), DeviceArgError::Interface("an-interface-name".into()));
+        for bad in ["mac=02", "mac=03:00:00:00:00:01", "vlan=0", "vlan=4095", "mtu=9000", ""] {
+            assert_eq!(error(&format!("packet:eth0,{bad}")), DeviceArgError::PacketOption(bad.into()));
+        }
+        assert_eq!(error("packet:eth0,ip=10.0.0.5"), DeviceArgError::HalfOwned);
         assert_eq!(error("pnet:a b"), DeviceArgError::Interface("a b".into()));
     }
 }

@@ -88,7 +88,8 @@ impl Info {
         let endpoint = engine.endpoint();
         let gids = endpoint.query_gids();
         let netdev = match device {
-            DeviceArg::Packet(name) | DeviceArg::Pnet(name) => Some(name.clone()),
+            DeviceArg::Packet(packet) => Some(packet.interface.clone()),
+            DeviceArg::Pnet(name) => Some(name.clone()),
             DeviceArg::Udp(address) => interface_of(*address),
             DeviceArg::Loop => None,
         };

@@ -15,6 +15,7 @@ mod progress;
 mod rdma;
 mod report;
 mod stats;
+mod wrap;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ struct Cli {
     /// Print one JSON document instead of text (with a `schema` number)
     #[arg(long, global = true)]
     json: bool,
+    #[command(flatten)]
+    wrap: wrap::WrapArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -53,6 +56,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    cli.wrap.install();
     let mut out = Output::new(cli.json);
     match run(&cli.command, &mut out).and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr};
 use std::net::{ToSocketAddrs, UdpSocket};
 
 use uroce::device::Device;
-use uroce::device::af_packet::{AfPacket, AfPacketConfig};
+use uroce::device::af_packet::AfPacket;
 use uroce::device::impair::{ImpairModel, Impaired};
 use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
@@ -18,12 +18,13 @@ use uroce::wire::Flow;
 
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
+use crate::wrap;
 
 /// Opens the device. Nothing is sent.
 fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
-    Ok(match device {
+    wrap::wrap(match device {
         DeviceArg::Udp(address) => Box::new(UdpDevice::open(*address)?),
-        DeviceArg::Packet(name) => Box::new(AfPacket::open(AfPacketConfig::shared(name.as_str()))?),
+        DeviceArg::Packet(packet) => Box::new(AfPacket::open(packet.config())?),
         DeviceArg::Pnet(name) => Box::new(PnetDevice::open(name)?),
         // A switch of its own: nobody else is on it.
         DeviceArg::Loop => Box::new(Switch::new().port(&[Ipv4Addr::LOCALHOST.into()])),

@@ -8,3 +8,4 @@ mod environment;
 mod ping;
 mod pingpong;
 mod usage;
+mod wrap;

@@ -1,0 +1,141 @@
+//! Wrappers around the device, for every command that opens one: faults by rule, and a record of the packets.
+//!
+//! Owns the flags `--fault` and `--pcap`, and the comments in the record. Never opens a device.
+
+use core::fmt;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use clap::Args;
+use uroce::device::Device;
+use uroce::device::Direction;
+use uroce::device::fault::{FaultInjector, FaultRule, PacketTest};
+use uroce::device::pcap::{PcapOptions, PcapTap, TapPacket};
+use uroce::types::Psn;
+use uroce::wire::{Body, Packet};
+use uroce_cm::matcher::is_mad;
+use uroce_cm::wire::MadKind;
+
+use crate::exit::Failure;
+
+/// QPs whose repeats are told apart in a record; further ones go without that comment.
+const COMMENTED_QPS: usize = 4096;
+
+/// Flags that every command with a device takes.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct WrapArgs {
+    /// Harm packets by rule: ACTION:PACKET[:WHICH][:in|out], such as drop:ack:3, dup:write-only:every=10, drop:rtu or
+    /// delay=5ms:read-resp-middle. ACTION is drop, dup, corrupt, truncate[=BYTES] or delay=TIME; WHICH is a number, a
+    /// range 2-4, every or every=N. May be given many times
+    #[arg(long, global = true, value_name = "RULE", value_parser = parse_rule)]
+    fault: Vec<String>,
+    /// Record what this endpoint sends and receives in FILE, as pcapng with comments
+    #[arg(long, global = true, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Bytes of each packet that --pcap keeps, so that payload stays off the disk
+    #[arg(long, global = true, value_name = "BYTES", requires = "pcap")]
+    pcap_snap: Option<u32>,
+}
+
+/// The wrappers of this process: set once, before any device is opened.
+static WRAPPERS: OnceLock<WrapArgs> = OnceLock::new();
+
+/// Checks the rule's text and keeps it: the rule itself counts, so each device makes its own.
+fn parse_rule(text: &str) -> Result<String, String> {
+    FaultRule::parse(text, &message_named).map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+/// A test for a message of connection management, by its name in lower case: `req`, `rep`, `rtu`, …
+fn message_named(name: &str) -> Option<PacketTest> {
+    let kind = MadKind::ALL.into_iter().find(|k| k.name().eq_ignore_ascii_case(name))?;
+    Some(Box::new(move |packet| is_mad(packet) == Some(kind)))
+}
+
+impl WrapArgs {
+    /// Makes these the wrappers of the process.
+    pub(crate) fn install(&self) {
+        // A second call would come from a second command line, and there is none.
+        let _ = WRAPPERS.set(self.clone());
+    }
+}
+
+/// Puts the wrappers that were asked for around `device`. The record is next to the wire: a packet that a rule drops
+/// on its way out is not in it.
+pub(crate) fn wrap(device: Box<dyn Device>) -> Result<Box<dyn Device>, Failure> {
+    let Some(args) = WRAPPERS.get() else { return Ok(device) };
+    let mut device = device;
+    if let Some(path) = &args.pcap {
+        let cannot = |e: &dyn fmt::Display| Failure::Environment(format!("cannot write {}: {e}", path.display()));
+        let file = File::create(path).map_err(|e| cannot(&e))?;
+        let options = PcapOptions { snap: args.pcap_snap, ..PcapOptions::new(&device.capabilities().name) };
+        let tap = PcapTap::new(device, BufWriter::new(file), &options).map_err(|e| cannot(&e))?;
+        let mut seen = Seen::default();
+        device = Box::new(tap.with_comments(Box::new(move |packet| seen.comment(packet))));
+    }
+    if !args.fault.is_empty() {
+        let mut injector = FaultInjector::new(device);
+        for text in &args.fault {
+            let rule = FaultRule::parse(text, &message_named);
+            let added = rule.and_then(|rule| injector.add(rule));
+            added.map_err(|e| Failure::Usage(format!("--fault {text}: {e}")))?;
+        }
+        device = Box::new(injector);
+    }
+    Ok(device)
+}
+
+/// What passed so far, for the comments.
+#[derive(Default)]
+struct Seen {
+    /// One beyond the highest request PSN, by destination QP and direction.
+    next: BTreeMap<(u32, bool), Psn>,
+}
+
+impl Seen {
+    fn comment(&mut self, tapped: &TapPacket<'_>) -> Option<String> {
+        let packet = match Packet::parse(tapped.bytes) {
+            Ok(packet) => packet,
+            Err(error) => return Some(format!("not a packet: {error}")),
+        };
+        if let Some(kind) = is_mad(&packet) {
+            return Some(format!("CM {}", kind.name()));
+        }
+        if !matches!(packet.body, Body::Request(_)) {
+            return None;
+        }
+        let key = (packet.dest_qp.get(), tapped.direction == Direction::Out);
+        let full = self.next.len() >= COMMENTED_QPS;
+        match self.next.get_mut(&key) {
+            Some(next) if packet.psn.distance_from(*next) < 0 => Some(format!("PSN {} again", packet.psn)),
+            Some(next) => {
+                *next = packet.psn.next();
+                None
+            }
+            None if full => None,
+            None => {
+                self.next.insert(key, packet.psn.next());
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_know_packets_and_messages() {
+        for good in ["drop:ack:3", "drop:rtu", "delay=5ms:read-resp-middle", "dup:write-only:every=10", "drop:REQ:2:in"]
+        {
+            assert!(parse_rule(good).is_ok(), "{good}: {:?}", parse_rule(good));
+        }
+        for (bad, names) in [("lose:ack", "lose"), ("drop", "ACTION"), ("drop:nonsense", "nonsense")] {
+            let error = parse_rule(bad).unwrap_err();
+            assert!(error.contains(names), "{error}");
+        }
+    }
+}
