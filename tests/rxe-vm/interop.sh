@@ -228,32 +228,38 @@ together() {
     finish
 }
 
+# An endpoint of its own beside the kernel on the same interface.
+OWN_IP4=10.77.0.99
+OWN_IP6=fd77::99
+OWN_DEVICE="packet:$HOST_IF,mac=02:77:00:00:00:99,ip=$OWN_IP4,ip=$OWN_IP6"
+
 host_address() { if [ "$1" = v4 ]; then echo "$HOST_IP4"; else echo "$HOST_IP6"; fi; }
+own_address() { if [ "$1" = v4 ]; then echo "$OWN_IP4"; else echo "$OWN_IP6"; fi; }
 guest_address() { "guest_ip${1#v}" "$GUEST"; }
 host_gid() { if [ "$1" = v4 ]; then echo 0; else echo 2; fi; }
 guest_gid() { if [ "$1" = v4 ]; then echo 1; else echo 2; fi; }
 
-# case_ping ROLE FAMILY
+# case_ping ROLE FAMILY [DEVICE [FLAGS…]]
 case_ping() {
-    local role=$1 server port=$((7200 + CASE_NUMBER)) host=-c guest=-s common
+    local role=$1 server port=$((7200 + CASE_NUMBER)) host=-c guest=-s common device=${3:-packet:$HOST_IF}
     if [ "$role" = server ]; then
         host=-s guest=-c
-        server=$(host_address "$2")
+        server=$(if [ "$device" = "$OWN_DEVICE" ]; then own_address "$2"; else host_address "$2"; fi)
     else
         server=$(guest_address "$2")
     fi
     common="-a $server -p $port -C 10 -S 1000 -v -V"
-    together "$role" ping "$port" "ping $host $common --device packet:$HOST_IF" "rping $guest $common"
+    together "$role" ping "$port" "ping $host $common --device $device ${*:4}" "rping $guest $common"
     check_ping 10 1000
 }
 
-# case_pingpong ROLE FAMILY TRANSPORT SIZE [MTU]: the GID decides over the family of the RoCE packets; the TCP
+# case_pingpong ROLE FAMILY TRANSPORT SIZE [MTU [FLAGS…]]: the GID decides over the family of the RoCE packets; the TCP
 # connection over which the two exchange their addresses is IPv4 in any case.
 case_pingpong() {
     local role=$1 host="" guest="" common="-n 50 -s $4${5:+ -m $5} -c"
     if [ "$role" = server ]; then guest=$HOST_IP4; else host=$(guest_ip4 "$GUEST"); fi
     together "$role" pingpong "$OOB_PORT" \
-        "pingpong $3 $host --device packet:$HOST_IF -g $(host_gid "$2") $common" \
+        "pingpong $3 $host --device packet:$HOST_IF -g $(host_gid "$2") $common ${*:6}" \
         "ibv_$3_pingpong -d rxe0 -g $(guest_gid "$2") $common $guest"
     check_pingpong 50
 }
@@ -294,6 +300,17 @@ table() {
             echo "uc-1024-$role-$family pingpong $role $family uc 3000 1024"
             echo "ud-$role-$family pingpong $role $family ud 1000"
         done
+    done
+    # The guest in uroce's place has neither these devices nor rules.
+    [ -z "$SELFTEST" ] || return 0
+    for role in client server; do
+        for family in v4 v6; do
+            echo "ping-own-$role-$family ping $role $family $OWN_DEVICE"
+        done
+        echo "ping-pnet-$role-v4 ping $role v4 pnet:$HOST_IF"
+        # What is lost both ways is repaired by both transports.
+        echo "rc-loss-$role-v4 pingpong $role v4 rc 10000 1024 --fault drop:send-middle:every=25 --fault drop:ack:every=9"
+        echo "ping-loss-$role-v4 ping $role v4 packet:$HOST_IF --fault drop:read-resp-only:every=3 --fault drop:rtu:1 --fault drop:write-only:every=4"
     done
 }
 
