@@ -72,7 +72,6 @@ pub(crate) struct Requester {
 
 /// The next request packet.
 struct Plan {
-    wqe: Wqe,
     op: RequestOp,
     /// Payload: where it begins in the message, and bytes.
     offset: u64,
@@ -80,6 +79,8 @@ struct Plan {
     /// PSNs it reserves.
     psns: u32,
     ends: bool,
+    /// One beyond the last PSN of its work request.
+    wqe_end: Psn,
 }
 
 impl Requester {
@@ -171,12 +172,13 @@ impl Requester {
         }
         self.rnr_deadline = None;
         let Some(plan) = self.plan(id, path, cx)? else { return Ok(None) };
+        let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(None) };
         let psn = self.cursor_psn;
         let unacked_after = psn.plus(plan.psns).distance_from(self.una).unsigned_abs();
         let ack_req = self.service == Service::Rc
             && (plan.ends || self.since_ack_req + 1 >= ACK_EVERY || unacked_after >= MAX_UNACKED);
         let packet = Packet {
-            solicited: plan.ends && plan.wqe.head.flags.solicited && takes_solicited(&plan.op),
+            solicited: plan.ends && wqe.head.flags.solicited && takes_solicited(&plan.op),
             ack_req,
             ..Packet::new(
                 path.dest_qpn,
@@ -186,9 +188,8 @@ impl Requester {
             )
         };
         let (queue, mrs) = (&self.queue, &*cx.mrs);
-        let written = write_packet(room, &path.flow, &packet, plan.len, |out| {
-            queue.gather(mrs, id.pd, &plan.wqe, plan.offset, out)
-        });
+        let written =
+            write_packet(room, &path.flow, &packet, plan.len, |out| queue.gather(mrs, id.pd, wqe, plan.offset, out));
         match written {
             Ok(burst) => {
                 self.sent(&plan, ack_req, cx);
@@ -230,11 +231,11 @@ impl Requester {
             }
         }
         self.fail_poisoned_head()?;
-        let Some(wqe) = self.queue.window().get(self.cursor).copied() else { return Ok(None) };
-        if wqe.poisoned.is_some() || !self.may_begin(&wqe) {
+        let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(None) };
+        if wqe.poisoned.is_some() || !self.may_begin(wqe) {
             return Ok(None);
         }
-        let plan = self.packet_of(&wqe, path.mtu.bytes());
+        let plan = self.packet_of(wqe, path.mtu.bytes());
         let unacked = self.cursor_psn.distance_from(self.una).unsigned_abs();
         if self.service == Service::Rc && unacked > 0 && unacked + plan.psns > MAX_UNACKED {
             return Ok(None);
@@ -254,7 +255,7 @@ impl Requester {
         let index = self.cursor_psn.distance_from(wqe.first).unsigned_abs();
         let offset = u64::from(index) * mtu as u64;
         let left = u64::from(wqe.head.length).saturating_sub(offset);
-        let plan = |op, len, psns, ends| Plan { wqe: *wqe, op, offset, len, psns, ends };
+        let plan = |op, len, psns, ends| Plan { op, offset, len, psns, ends, wqe_end: wqe.end() };
         match wqe.head.operation {
             Operation::CompareSwap { remote, compare, swap } => {
                 let eth = AtomicEth { addr: remote.addr, rkey: remote.rkey, swap_add: swap, compare };
@@ -298,10 +299,10 @@ impl Requester {
         if self.cursor_psn.distance_from(self.sent_end) > 0 {
             self.sent_end = self.cursor_psn;
         }
-        if plan.wqe.head.operation.is_read_or_atomic() {
+        if matches!(plan.op, RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_)) {
             self.reads.push_back(self.cursor_psn);
         }
-        if self.cursor_psn == plan.wqe.end() {
+        if self.cursor_psn == plan.wqe_end {
             self.cursor += 1;
         }
         self.since_ack_req = if ack_req { 0 } else { self.since_ack_req + 1 };
