@@ -743,3 +743,38 @@ fn unequal_path_mtus_are_an_invalid_request() {
     small.take_sent(Side::B);
     assert_eq!(small.ladder(), ["B NAK(InvalidRequest) 100"]);
 }
+
+/// Each short timer left a second entry for the long one behind it, for ever.
+#[test]
+fn timers_do_not_pile_up_while_a_peer_is_never_ready() {
+    let mut p = Pair::new(&Options { rnr_retry: 7, min_rnr: 1, timeout: 10, ..Options::default() });
+    p.a.send(1, Operation::Send, 0, 8);
+    p.run_for(Duration::from_millis(100), |_, _| Fate::Deliver);
+    assert!(p.a.endpoint.counters().rcvd_rnr_err > 1000);
+    assert_eq!(p.a.endpoint.pending_timers(), 1);
+}
+
+#[test]
+fn the_last_receive_of_an_srq_is_announced_once() {
+    let mut p = Pair::new(&Options { srq: true, ..Options::default() });
+    let there = p.b.remote(0);
+    p.a.send(1, Operation::Write(there), 0, 8);
+    let sent = p.take_sent(Side::A);
+    p.b.endpoint.modify_qp(p.b.qp, QpTransition::Err.into()).unwrap();
+    for _ in 0..5 {
+        // Packets for a QP in ERR wake it.
+        p.deliver(Side::B, &sent[0]);
+        p.take_sent(Side::B);
+        let cq = p.b.cq;
+        p.b.endpoint.req_notify(cq, uroce::verbs::Notify::Any).unwrap();
+    }
+    let events: Vec<_> = std::iter::from_fn(|| p.b.endpoint.poll_event()).collect();
+    assert_eq!(events, [AsyncEvent::LastWqeReached(p.b.qp)]);
+    // A second QP that fails announces itself too.
+    let mut p = Pair::new(&Options { srq: true, ..Options::default() });
+    p.b.endpoint.modify_qp(p.b.qp, QpTransition::Err.into()).unwrap();
+    assert_eq!(p.b.endpoint.poll_event(), Some(AsyncEvent::LastWqeReached(p.b.qp)));
+    p.b.endpoint.modify_qp(p.b.qp, QpTransition::Err.into()).unwrap();
+    p.take_sent(Side::B);
+    assert_eq!(p.b.endpoint.poll_event(), None);
+}

@@ -3,8 +3,8 @@
 use uroce::counters::DropReason;
 use uroce::types::{Gid, Imm, PathMtu, QKey, Qpn};
 use uroce::verbs::{
-    AddressVector, Operation, Payload, PostError, QpType, SendFlags, SendWr, UdDestination, Verbs, WcData, WcOpcode,
-    WcStatus,
+    AddressVector, Operation, Payload, PostError, QpState, QpTransition, QpType, SendFlags, SendWr, UdDestination,
+    Verbs, WcData, WcOpcode, WcStatus,
 };
 use uroce_tests::pair::{Fate, Options, Pair, QKEY, Side};
 
@@ -140,4 +140,28 @@ fn ud_messages_are_at_most_one_path_mtu() {
     assert_eq!(refused.error, PostError::MessageTooLong { len: 4097, max: 4096 });
     let wr = SendWr { destination: None, ..wr };
     assert_eq!(p.a.endpoint.post_send(p.a.qp, &[wr]).unwrap_err().error, PostError::Destination);
+}
+
+/// A failed send takes a UC QP to SQE, not to ERR; back in RTS it goes on, and the peer finds no gap it cannot cross.
+#[test]
+fn uc_goes_on_after_sqe() {
+    let mut p = uc();
+    p.b.recv(1, 0, 1000);
+    p.b.recv(2, 0, 1000);
+    p.a.region.write(0, &[7; 1000]).unwrap();
+    p.a.send(1, Operation::Send, 0, 600);
+    // Three packets that never go: the element is outside the region.
+    p.a.send(2, Operation::Send, 1 << 16, 600);
+    p.a.send(3, Operation::Send, 0, 600);
+    p.settle();
+    let done: Vec<_> = p.a.completions().iter().map(|c| (c.wr_id, c.status)).collect();
+    assert_eq!(done, [(1, WcStatus::Success), (2, WcStatus::LocalProtection), (3, WcStatus::WorkRequestFlushed)]);
+    assert_eq!(p.a.endpoint.query_qp(p.a.qp).unwrap().state, QpState::Sqe);
+    p.a.endpoint.modify_qp(p.a.qp, QpTransition::Resume.into()).unwrap();
+    p.a.send(4, Operation::Send, 0, 600);
+    p.settle();
+    assert_eq!(p.a.completions().iter().map(|c| c.wr_id).collect::<Vec<_>>(), [4]);
+    let got: Vec<_> = p.b.completions().iter().map(|c| (c.wr_id, c.byte_len)).collect();
+    assert_eq!(got, [(1, 600), (2, 600)]);
+    assert_eq!(p.ladder().last().unwrap(), "A UC_SEND_LAST 105");
 }

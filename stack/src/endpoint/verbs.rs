@@ -194,8 +194,7 @@ impl Verbs for Endpoint {
         let srq_sges = self.check_qp_init(&init)?;
         let qpn = self.choose_qpn(&init)?;
         let datagram_mtu = u16::try_from(self.config.path_mtu.bytes()).unwrap_or(u16::MAX);
-        let make =
-            |handle| QpSlot { qp: Qp::new(handle, qpn, &init, srq_sges, datagram_mtu), queued: false, armed: None };
+        let make = |handle| QpSlot { qp: Qp::new(handle, qpn, &init, srq_sges, datagram_mtu), queued: false };
         let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
         self.by_qpn.insert(qpn.get(), handle);
         for cq in [init.send_cq, init.recv_cq] {

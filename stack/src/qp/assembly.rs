@@ -100,10 +100,6 @@ impl ReceiveQueue {
             let (status, kind) = local.unwrap_or((WcStatus::WorkRequestFlushed, FailureKind::Flushed));
             cx.complete(id.recv_cq, receive_error(id, head.wr_id, status, kind));
         }
-        if self.srq.is_some() {
-            cx.events.push(AsyncEvent::LastWqeReached(id.handle));
-            return;
-        }
         while let Some(head) = self.own.as_mut().and_then(|ring| ring.pop(&mut self.sges, &mut [])) {
             if let Some(ring) = &mut self.own {
                 ring.release(1);

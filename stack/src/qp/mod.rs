@@ -558,6 +558,10 @@ impl Qp {
             responder.silence();
         }
         self.flush(held, cx);
+        if self.id.srq.is_some() {
+            // Nothing of the SRQ is held any more: the program may destroy the QP.
+            cx.events.push(AsyncEvent::LastWqeReached(self.id.handle));
+        }
     }
 
     /// A CQ of this QP overran.

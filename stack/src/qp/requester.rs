@@ -134,6 +134,10 @@ impl Requester {
         self.cursor = 0;
         self.reads.clear();
         (self.ack_deadline, self.rnr_deadline) = (None, None);
+        if self.service == Service::Uc {
+            // SQE may be left again: the next message begins where the last packet sent ended.
+            (self.next_psn, self.una) = (self.cursor_psn, self.cursor_psn);
+        }
     }
 
     /// Begins no further work requests (SQD), or begins them again.
