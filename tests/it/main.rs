@@ -5,6 +5,7 @@ mod datagrams;
 mod ether;
 mod hostile;
 mod known_bugs;
+mod large;
 mod rc;
 mod sim_exchange;
 mod sim_plan;
