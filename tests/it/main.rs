@@ -7,6 +7,7 @@ mod hostile;
 mod known_bugs;
 mod large;
 mod rc;
+mod replay;
 mod sim_exchange;
 mod sim_plan;
 mod sim_random;
