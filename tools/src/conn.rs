@@ -118,6 +118,12 @@ impl Connections {
         Ok(())
     }
 
+    /// Refuses a request with a text.
+    pub(crate) fn reject(&mut self, v: &mut Handle, id: IdHandle, why: &str) -> Result<(), Failure> {
+        self.cm.reject(id, why.as_bytes())?;
+        self.pump(v)
+    }
+
     /// The peer's address.
     pub(crate) fn peer(&self, id: IdHandle) -> SocketAddr {
         self.cm.peer_addr(id).unwrap_or_else(|| SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0))

@@ -16,6 +16,9 @@ pub(crate) enum Failure {
     /// The command line asks for something that cannot be. Exit code 2, as clap's own errors.
     #[error("{0}")]
     Usage(String),
+    /// A limit that the user set was missed. Exit code 3.
+    #[error("{0}")]
+    Limit(String),
     /// The machine lacks something: a capability, an address, a free port. Exit code 4; the text names the fix.
     #[error("{0}")]
     Environment(String),
@@ -36,6 +39,7 @@ impl Failure {
             Self::OutputClosed => 0,
             Self::Failed(_) => 1,
             Self::Usage(_) => 2,
+            Self::Limit(_) => 3,
             Self::Environment(_) => 4,
         }
     }

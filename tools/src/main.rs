@@ -9,6 +9,7 @@ mod devinfo;
 mod dump;
 mod exit;
 mod node;
+mod perf;
 mod ping;
 mod pingpong;
 mod progress;
@@ -48,6 +49,8 @@ enum Command {
     Dump(dump::DumpArgs),
     /// Show a device's attributes and GID table, as ibv_devinfo
     Devinfo(devinfo::DevinfoArgs),
+    /// Measure bandwidth or latency between two uroce endpoints, as perftest
+    Perf(perf::PerfArgs),
     /// Ping an rping server, or serve rping clients, over RDMA
     Ping(ping::PingArgs),
     /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong, or with itself
@@ -74,6 +77,7 @@ fn run(command: &Command, out: &mut Output) -> Result<(), Failure> {
         Command::Demo(args) => demo::run(args, out),
         Command::Dump(args) => dump::run(args, out),
         Command::Devinfo(args) => devinfo::run(args, out),
+        Command::Perf(args) => perf::run(args, out),
         Command::Ping(args) => ping::run(args, out),
         Command::Pingpong(args) => pingpong::run(args, out),
     }

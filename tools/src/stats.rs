@@ -14,6 +14,68 @@ const LATENCY_MAX: u64 = 60_000_000_000;
 /// Decimal digits that latencies keep.
 const DIGITS: u8 = 3;
 
+/// How many messages had completed when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// Messages so far.
+    pub messages: u64,
+    /// Since the first was posted.
+    pub at: Duration,
+}
+
+/// Figures of a bandwidth test of one message size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Bandwidth {
+    /// Bytes a message.
+    #[serde(rename = "MsgSize")]
+    pub size: u64,
+    /// Messages.
+    #[serde(rename = "n_iterations")]
+    pub iterations: u64,
+    /// Bytes a second in the best window; 0 where none was taken.
+    #[serde(rename = "BW_peak")]
+    pub peak: f64,
+    /// Bytes a second over all.
+    #[serde(rename = "BW_average")]
+    pub average: f64,
+    /// Messages a second over all.
+    #[serde(rename = "MsgRate")]
+    pub messages_per_second: f64,
+}
+
+impl Bandwidth {
+    /// Of messages of `size` bytes. `window` messages make a peak; 0 takes none.
+    pub(crate) fn of(size: u64, marks: &[Mark], window: u64) -> Self {
+        let last = marks.last().copied().unwrap_or(Mark { messages: 0, at: Duration::ZERO });
+        let iterations = last.messages;
+        let messages_per_second = rate(iterations, last.at);
+        #[allow(clippy::cast_precision_loss)] // Rates for people.
+        let bytes = size as f64;
+        let average = messages_per_second * bytes;
+        let peak = if window == 0 { 0.0 } else { (best_window(marks, window) * bytes).max(average) };
+        Self { size, iterations, peak, average, messages_per_second }
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // Rates for people.
+fn rate(messages: u64, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { messages as f64 / time.as_secs_f64() }
+}
+
+/// Messages a second in the best run of at least `window` messages.
+fn best_window(marks: &[Mark], window: u64) -> f64 {
+    let mut best: f64 = 0.0;
+    let mut end = 0;
+    for first in marks {
+        while marks.get(end).is_some_and(|m| m.messages < first.messages + window) {
+            end += 1;
+        }
+        let Some(last) = marks.get(end) else { break };
+        best = best.max(rate(last.messages - first.messages, last.at.saturating_sub(first.at)));
+    }
+    best
+}
+
 /// Figures of a latency test of one message size, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Latency {
@@ -95,6 +157,18 @@ fn micros(nanos: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bandwidth_is_bytes_over_time_and_the_peak_is_the_best_window() {
+        let mark = |messages, ms| Mark { messages, at: Duration::from_millis(ms) };
+        let marks = [mark(1, 10), mark(2, 20), mark(3, 22), mark(4, 24), mark(5, 40)];
+        let b = Bandwidth::of(1000, &marks, 2);
+        assert_eq!((b.iterations, b.average.round()), (5, 125_000.0));
+        assert_eq!(b.peak.round(), 500_000.0, "two messages in 4 ms");
+        assert_eq!(b.messages_per_second.round(), 125.0);
+        assert_eq!(Bandwidth::of(1000, &marks, 0).peak, 0.0);
+        assert_eq!(Bandwidth::of(1000, &[], 2).average, 0.0);
+    }
 
     #[test]
     fn latencies_have_percentiles() {

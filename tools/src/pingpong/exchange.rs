@@ -147,11 +147,7 @@ impl Client {
 
 fn hear(stream: &mut TcpStream) -> Result<Dest, Failure> {
     let mut message = [0; MESSAGE_LEN];
-    stream.read_exact(&mut message).map_err(|e| match e.kind() {
-        // The original ends like this when it has no GID to send from, and says so only at its own side.
-        ErrorKind::UnexpectedEof => Failure::failed("the peer ended the exchange early; was it started with -g?"),
-        _ => Failure::Failed(format!("the peer sent no address: {e}")),
-    })?;
+    stream.read_exact(&mut message).map_err(|e| Failure::Failed(format!("the peer sent no address: {e}")))?;
     Dest::from_message(&message)
         .ok_or_else(|| Failure::failed("the peer's address is not of the form LID:QPN:PSN:GID; is it a pingpong?"))
 }

@@ -180,15 +180,3 @@ fn a_peer_that_never_answers_is_told_with_status_tries_and_time() {
     // The first try and retry_cnt 7.
     assert!(ran.err.contains("after 8 tries in "), "{ran:?}");
 }
-
-#[test]
-fn a_server_that_closes_at_once_is_told() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 52]).unwrap();
-    });
-    run(&["pingpong", "rc", "127.0.0.1", "-d", "udp:127.77.17.1", "-p", &port]).fails(1, "was it started with -g?");
-    server.join().unwrap();
-}

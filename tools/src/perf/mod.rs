@@ -1,0 +1,394 @@
+//! `uroce perf`: bandwidth and latency of SEND, WRITE, READ and atomics between two uroce endpoints, with perftest's
+//! flags and tables.
+//!
+//! Owns the order of a test. The other side is `uroce perf`, too: perftest's own exchange is not spoken.
+
+mod args;
+mod layout;
+mod side;
+mod wire;
+
+use core::net::{IpAddr, SocketAddr};
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use uroce::host::Handle;
+use uroce::types::{AckTimeout, Gid, PathMtu, Qpn};
+use uroce::verbs::{Remote, Verbs};
+use uroce_cm::id::IdOptions;
+use uroce_cm::{ConnParam, IdEvent, IdHandle};
+
+pub(crate) use self::args::PerfArgs;
+use self::args::{Bare, Direction, Operation};
+use self::layout::End;
+use self::side::{Heard, Plan, Side};
+use self::wire::{Control, Hello};
+use crate::conn::Connections;
+use crate::device_arg::DeviceArg;
+use crate::exit::Failure;
+use crate::node::{self, Node};
+use crate::report::Output;
+use crate::stats::{Bandwidth, Latencies, Latency, Mark};
+
+/// How long the server sleeps between two looks at its connections.
+const SLICE: Duration = Duration::from_millis(50);
+/// QPs of one test at most.
+const QPS_MAX: u8 = 64;
+
+/// Runs the command.
+pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
+    args.check()?;
+    let device = match (&args.device, &args.host) {
+        (Some(device), _) => device.clone(),
+        (None, Some(host)) => node::device_towards(host)?,
+        (None, None) => DeviceArg::Udp(IpAddr::from([127, 0, 0, 1])),
+    };
+    let mut node = Node::open(&device)?;
+    let v = node.verbs();
+    let gids = v.query_gids();
+    let gid = gids.get(usize::from(args.gid_index)).map(|entry| entry.gid).ok_or_else(|| {
+        Failure::Usage(format!("the device has {} GIDs; index {} is not there", gids.len(), args.gid_index))
+    })?;
+    let connections = Connections::new(v)?;
+    let mut test = Test { args, device, gid, connections, ids: Vec::new(), out };
+    match &args.host {
+        Some(host) => test.client(v, host),
+        None => test.server(v),
+    }
+}
+
+struct Test<'a> {
+    args: &'a PerfArgs,
+    device: DeviceArg,
+    gid: Gid,
+    connections: Connections,
+    ids: Vec<IdHandle>,
+    out: &'a mut Output,
+}
+
+/// Figures of one size.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+enum Figures {
+    Bandwidth(Bandwidth),
+    Latency(Latency),
+}
+
+impl Test<'_> {
+    fn plan(&self, size: u64) -> Plan {
+        let args = self.args;
+        Plan {
+            operation: args.operation,
+            atomic: args.atomic,
+            size: usize::try_from(size).unwrap_or(0),
+            messages: args.iterations(),
+            duration: args.duration.map(|s| Duration::from_secs(s.into())),
+            depth: args.depth(),
+            moderation: args.moderation(),
+            inline: usize::try_from(args.inline).unwrap_or(0),
+        }
+    }
+
+    /// perftest's text is for people and their scripts; `--output` wants one number alone.
+    fn text(&mut self, text: impl core::fmt::Display) -> Result<(), Failure> {
+        if self.args.output.is_some() {
+            return Ok(());
+        }
+        self.out.line(text)?;
+        self.out.flush()
+    }
+
+    fn client(&mut self, v: &mut Handle, host: &str) -> Result<(), Failure> {
+        let args = self.args;
+        let server = SocketAddr::new(node::resolve(host)?, args.port);
+        let sizes = args.sizes();
+        let largest = sizes.iter().copied().max().unwrap_or(1);
+        let qps = u8::try_from(args.qps).unwrap_or(1);
+        let mut side = Side::new(v, args.operation, qps, args.depth(), args.rx_depth, args.inline, largest)?;
+        let ends = self.connect(v, &mut side, server, largest)?;
+        self.preamble(v, &ends)?;
+        let mut results = Vec::new();
+        for size in sizes {
+            let plan = self.plan(size);
+            side.clear(plan.size)?;
+            side.tell(v, &Control::Start { size, messages: plan.messages })?;
+            side.expect_ready(v)?;
+            let begin = Instant::now();
+            let figures = match args.direction {
+                Direction::Lat => self.latency(v, &mut side, &plan)?,
+                Direction::Bw if args.bidirectional => {
+                    let done = side.blast(v, &plan)?.last().map_or(0, |m| m.messages);
+                    // The server answers once its own messages are through as well.
+                    side.tell(v, &Control::Stop(String::new()))?;
+                    side.expect_ready(v)?;
+                    let both = [Mark { messages: 2 * done, at: begin.elapsed() }];
+                    Figures::Bandwidth(Bandwidth::of(size, &both, args.peak_window()))
+                }
+                Direction::Bw => Figures::Bandwidth(Bandwidth::of(size, &side.blast(v, &plan)?, args.peak_window())),
+            };
+            let row = self.row(&figures);
+            side.tell(v, &Control::Stop(row.clone()))?;
+            side.expect_ready(v)?;
+            self.text(row)?;
+            results.push(figures);
+        }
+        self.text(layout::RULER)?;
+        for id in core::mem::take(&mut self.ids) {
+            self.connections.disconnect(v, id)?;
+        }
+        self.results(&results)
+    }
+
+    fn connect(
+        &mut self,
+        v: &mut Handle,
+        side: &mut Side,
+        server: SocketAddr,
+        largest: u64,
+    ) -> Result<Vec<(End, End)>, Failure> {
+        let args = self.args;
+        let mut options = IdOptions::default();
+        options.path_mtu = args.mtu.and_then(|m| PathMtu::from_bytes(usize::try_from(m).ok()?));
+        options.ack_timeout = AckTimeout::new(args.qp_timeout).unwrap_or(options.ack_timeout);
+        let hello = Hello::of(args, largest, side.memory()).to_bytes();
+        let param = self.param(&hello);
+        let mut ends = Vec::new();
+        for index in 0..side.qps.len() {
+            let qp = side.qps[index];
+            let id = self.connections.prepare(v, Some(self.gid.ip()), server, options, qp)?;
+            side.post_receives(v, index, Side::receives(args.operation, args.rx_depth))?;
+            let accepted = self.connections.connect(v, id, server, &param)?;
+            let memory = wire::memory_from_bytes(&accepted.private_data);
+            side.peers[index] = memory.ok_or_else(|| Failure::failed("the server did not say where its memory is"))?;
+            self.ids.push(id);
+            ends.push(self.ends(v, side, index, accepted.qp_num, Gid::from(server.ip()))?);
+        }
+        Ok(ends)
+    }
+
+    fn param<'b>(&self, private_data: &'b [u8]) -> ConnParam<'b> {
+        let outs = self.args.outstanding_reads();
+        ConnParam { responder_resources: outs, initiator_depth: outs, private_data, ..ConnParam::default() }
+    }
+
+    fn ends(&self, v: &Handle, side: &Side, index: usize, peer: Qpn, gid: Gid) -> Result<(End, End), Failure> {
+        let info = v.query_qp(side.qps[index])?;
+        let shown = |memory: Remote| (self.args.operation != Operation::Send).then_some(memory);
+        let local = End {
+            qpn: info.qpn,
+            psn: info.attr.sq_psn.unwrap_or_default(),
+            gid: self.gid,
+            memory: shown(side.memory()),
+        };
+        let remote =
+            End { qpn: peer, psn: info.attr.rq_psn.unwrap_or_default(), gid, memory: shown(side.peers[index]) };
+        Ok((local, remote))
+    }
+
+    fn preamble(&mut self, v: &Handle, ends: &[(End, End)]) -> Result<(), Failure> {
+        let mtu = self.args.mtu.map_or(v.query_port().active_mtu.bytes(), |m| usize::try_from(m).unwrap_or(0));
+        let device = self.device.to_string();
+        self.text(layout::preamble(self.args, &device, mtu))?;
+        for (local, remote) in ends {
+            self.text(layout::address("local", local))?;
+            self.text(layout::address("remote", remote))?;
+        }
+        self.text(layout::RULER)?;
+        self.text(layout::header(self.args.direction, self.args.unit(), self.args.duration.is_some()))
+    }
+
+    fn latency(&self, v: &mut Handle, side: &mut Side, plan: &Plan) -> Result<Figures, Failure> {
+        let mut latencies = Latencies::new()?;
+        side.bounce(v, plan, |round_trip| latencies.record(round_trip))?;
+        // SEND and WRITE go there and back; READ and atomics are one operation.
+        let share = if self.args.operation.is_one_sided_fetch() { 1.0 } else { 2.0 };
+        Ok(Figures::Latency(latencies.figures(plan.size as u64, share)))
+    }
+
+    fn row(&self, figures: &Figures) -> String {
+        match figures {
+            Figures::Bandwidth(b) => layout::bandwidth_row(b, self.args.unit()),
+            Figures::Latency(l) if self.args.duration.is_some() => layout::timed_latency_row(l),
+            Figures::Latency(l) => layout::latency_row(l),
+        }
+    }
+
+    /// The bare number, the JSON documents and the limits.
+    fn results(&mut self, results: &[Figures]) -> Result<(), Failure> {
+        let args = self.args;
+        let document = Document { test_info: Info::new(args, &self.device), results };
+        self.out.document("perf", &document)?;
+        if args.out_json {
+            let path = args.out_json_file.display();
+            let cannot = |e: std::io::Error| Failure::Environment(format!("cannot write {path}: {e}"));
+            let file = File::create(&args.out_json_file).map_err(cannot)?;
+            serde_json::to_writer_pretty(file, &document)?;
+        }
+        for figures in results {
+            match (args.output, figures) {
+                (Some(Bare::Bandwidth), Figures::Bandwidth(b)) => {
+                    self.out.line(format_args!("{:.2}", args.unit().of(b.average)))?;
+                }
+                (Some(Bare::MessageRate), Figures::Bandwidth(b)) => {
+                    self.out.line(format_args!("{:.6}", b.messages_per_second / 1e6))?;
+                }
+                (Some(Bare::Latency), Figures::Latency(l)) => self.out.line(format_args!("{:.2}", l.average))?,
+                _ => {}
+            }
+        }
+        results.iter().try_for_each(|figures| check_limits(args, figures))
+    }
+
+    fn server(&mut self, v: &mut Handle) -> Result<(), Failure> {
+        const STARS: &str = "************************************";
+        let address = SocketAddr::new(self.gid.ip(), self.args.port);
+        self.connections.listen(v, address, usize::from(QPS_MAX))?;
+        self.text(format_args!("\n{STARS}\n* Waiting for client to connect... *\n{STARS}"))?;
+        let (hello, first) = self.welcome(v)?;
+        let qps = hello.qps.clamp(1, QPS_MAX);
+        let receives = hello.rx_depth.clamp(1, 16_384);
+        let args = self.args;
+        let mut side = Side::new(v, args.operation, qps, args.depth(), receives, args.inline, hello.size_max)?;
+        let mut ends = Vec::new();
+        let mut request = first;
+        for index in 0..side.qps.len() {
+            if index > 0 {
+                request = self.welcome(v)?.1;
+            }
+            let theirs = Hello::from_bytes(&request.param.private_data).map_or(hello.memory, |h| h.memory);
+            let qp = side.qps[index];
+            self.connections.attach(v, request.id, qp)?;
+            side.post_receives(v, index, Side::receives(args.operation, receives))?;
+            side.peers[index] = theirs;
+            let memory = wire::memory_to_bytes(side.memory());
+            let param = self.param(&memory);
+            self.connections.accept(v, request.id, &param)?;
+            self.ids.push(request.id);
+            let gid = Gid::from(self.connections.peer(request.id).ip());
+            ends.push(self.ends(v, &side, index, request.param.qp_num, gid)?);
+        }
+        self.preamble(v, &ends)?;
+        let rows = self.serve(v, &mut side, &hello)?;
+        self.text(layout::RULER)?;
+        for id in core::mem::take(&mut self.ids) {
+            self.connections.part(v, id)?;
+        }
+        self.out.document("perf", &Served { role: "server", rows: &rows })
+    }
+
+    /// The next request of a client that wants this test; others are refused with the reason.
+    fn welcome(&mut self, v: &mut Handle) -> Result<(Hello, IdEvent), Failure> {
+        loop {
+            let request = self.connections.next_request(v)?;
+            let args = self.args;
+            let why = match Hello::from_bytes(&request.param.private_data) {
+                None => "this is a uroce perf server; its client is uroce perf",
+                Some(hello) if (hello.operation, hello.direction) != (args.operation, args.direction) => {
+                    "the server runs another test; start both with the same operation"
+                }
+                Some(hello) if hello.size_max > side::SIZE_MAX => "messages of that size are not measured",
+                Some(hello) => return Ok((hello, request)),
+            };
+            self.connections.reject(v, request.id, why)?;
+        }
+    }
+
+    /// Does what the client asks for until it disconnects. Returns the rows that it told.
+    fn serve(&mut self, v: &mut Handle, side: &mut Side, hello: &Hello) -> Result<Vec<String>, Failure> {
+        let mut rows = Vec::new();
+        loop {
+            let mut control = match side.next(v, SLICE)? {
+                Heard::Control(control) => Some(control),
+                Heard::Over => return Ok(rows),
+                Heard::Nothing if self.over(v)? => return Ok(rows),
+                _ => None,
+            };
+            if let Some(Control::Start { size, messages }) = control {
+                if size == 0 || size > hello.size_max {
+                    return Err(Failure::Failed(format!("the client wants {size} bytes, and announced less")));
+                }
+                let plan = Plan { messages, duration: None, ..self.plan(size) };
+                side.clear(plan.size)?;
+                side.tell(v, &Control::Ready)?;
+                control = None;
+                if hello.direction == Direction::Lat && !plan.operation.is_one_sided_fetch() {
+                    control = Some(side.echo(v, &plan)?);
+                } else if hello.bidirectional {
+                    side.blast(v, &plan)?;
+                }
+            }
+            if let Some(Control::Stop(row)) = control {
+                side.tell(v, &Control::Ready)?;
+                if !row.is_empty() {
+                    self.text(&row)?;
+                    rows.push(row);
+                }
+            }
+        }
+    }
+
+    fn over(&mut self, v: &mut Handle) -> Result<bool, Failure> {
+        match self.ids.first().copied() {
+            Some(id) => self.connections.is_over(v, id),
+            None => Ok(true),
+        }
+    }
+}
+
+fn check_limits(args: &PerfArgs, figures: &Figures) -> Result<(), Failure> {
+    let Figures::Bandwidth(b) = figures else { return Ok(()) };
+    let (average, unit) = (args.unit().of(b.average), args.unit().name());
+    if let Some(limit) = args.limit_bw.filter(|limit| average < *limit) {
+        let size = b.size;
+        return Err(Failure::Limit(format!("{size} bytes: {average:.2} {unit} is below the limit of {limit} {unit}")));
+    }
+    let rate = b.messages_per_second / 1e6;
+    if let Some(limit) = args.limit_rate.filter(|limit| rate < *limit) {
+        return Err(Failure::Limit(format!("{} bytes: {rate:.6} Mpps is below the limit of {limit} Mpps", b.size)));
+    }
+    Ok(())
+}
+
+/// perftest's JSON, bandwidths in bytes a second and latencies in microseconds.
+#[derive(Serialize)]
+struct Document<'a> {
+    test_info: Info,
+    results: &'a [Figures],
+}
+
+#[derive(Serialize)]
+struct Info {
+    test: String,
+    #[serde(rename = "Device")]
+    device: String,
+    #[serde(rename = "Number_of_qps")]
+    qps: u32,
+    #[serde(rename = "Transport_type")]
+    transport: &'static str,
+    #[serde(rename = "Connection_type")]
+    connection: &'static str,
+    #[serde(rename = "TX_depth")]
+    depth: u32,
+    bidirectional: bool,
+}
+
+impl Info {
+    fn new(args: &PerfArgs, device: &DeviceArg) -> Self {
+        Self {
+            test: layout::title(args),
+            device: device.to_string(),
+            qps: args.qps,
+            transport: "IB",
+            connection: "RC",
+            depth: args.depth(),
+            bidirectional: args.bidirectional,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Served<'a> {
+    role: &'static str,
+    rows: &'a [String],
+}
