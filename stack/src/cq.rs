@@ -94,10 +94,16 @@ pub struct EventQueue {
 
 impl EventQueue {
     /// Adds an event. One that waits already, of the same kind and object, is not added again.
-    pub fn push(&mut self, event: AsyncEvent) {
-        if self.queue.len() < MAX_EVENTS && self.queue.back() != Some(&event) {
-            self.queue.push_back(event);
+    /// False when there was no room for it.
+    pub fn push(&mut self, event: AsyncEvent) -> bool {
+        if self.queue.back() == Some(&event) {
+            return true;
         }
+        if self.queue.len() >= MAX_EVENTS {
+            return false;
+        }
+        self.queue.push_back(event);
+        true
     }
 
     /// The oldest event.
@@ -109,8 +115,11 @@ impl EventQueue {
 /// All CQs of an endpoint.
 pub type CqTable = Slab<kind::Cq, Cq>;
 
-/// Puts a completion into its CQ. A full CQ fails: event, counter, and the handle in `overrun` so that the endpoint
-/// moves its QPs to ERR.
+/// Puts a completion into its CQ. A full CQ fails: event, counter, and the error, so that the endpoint moves its QPs to
+/// ERR.
+///
+/// # Errors
+/// [`CqOverrun`]; the completion is lost.
 pub fn complete(
     cqs: &mut CqTable,
     cq: CqHandle,
@@ -121,24 +130,70 @@ pub fn complete(
     let Some(queue) = cqs.get_mut(cq) else { return Ok(()) };
     if queue.failed || queue.engine.push(wc).is_err() {
         counters.cq_overruns += 1;
-        if !queue.failed {
-            queue.failed = true;
+        let first = !core::mem::replace(&mut queue.failed, true);
+        if first {
             events.push(AsyncEvent::CqError(cq));
         }
-        return Err(CqOverrun);
+        return Err(CqOverrun { first });
     }
     let wanted = match queue.armed {
         None => false,
         Some(Notify::Any) => true,
         Some(Notify::Solicited) => wc.solicited || wc.status != WcStatus::Success,
     };
-    if wanted {
+    // A program that sleeps for it must have it: without room for the event the CQ stays armed.
+    if wanted && events.push(AsyncEvent::CqNotify(cq)) {
         queue.armed = None;
-        events.push(AsyncEvent::CqNotify(cq));
     }
     Ok(())
 }
 
-/// The CQ was full.
+/// The CQ was full, or had overrun before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CqOverrun;
+pub struct CqOverrun {
+    /// It overran just now: all its QPs must go to ERR.
+    pub first: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Qpn;
+    use crate::verbs::{QpHandle, WcData, WcOpcode};
+
+    fn completion(qp: QpHandle) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: 0,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            data: WcData::None,
+            qp,
+            qp_num: Qpn::default(),
+            src_qp: Qpn::default(),
+            grh: false,
+            solicited: false,
+        }
+    }
+
+    #[test]
+    fn a_full_event_queue_does_not_lose_the_notification_of_an_armed_cq() {
+        let mut cqs: CqTable = Slab::new(2);
+        let cq = cqs.insert(Cq::new(8)).unwrap();
+        let mut qps: Slab<kind::Qp, ()> = Slab::new(1);
+        let qp = qps.insert(()).unwrap();
+        let (mut events, mut counters) = (EventQueue::default(), Counters::default());
+        for _ in 0..MAX_EVENTS / 2 {
+            events.push(AsyncEvent::PortActive);
+            events.push(AsyncEvent::PortError);
+        }
+        cqs.get_mut(cq).unwrap().arm(Notify::Any);
+        complete(&mut cqs, cq, completion(qp), &mut events, &mut counters).unwrap();
+        while events.pop().is_some() {}
+        complete(&mut cqs, cq, completion(qp), &mut events, &mut counters).unwrap();
+        assert_eq!(events.pop(), Some(AsyncEvent::CqNotify(cq)));
+        complete(&mut cqs, cq, completion(qp), &mut events, &mut counters).unwrap();
+        assert_eq!(events.pop(), None);
+    }
+}

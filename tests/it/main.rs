@@ -6,6 +6,7 @@ mod ether;
 mod hostile;
 mod known_bugs;
 mod large;
+mod overload;
 mod rc;
 mod replay;
 mod sim_exchange;

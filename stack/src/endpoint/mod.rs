@@ -77,6 +77,8 @@ pub struct Endpoint {
     events: EventQueue,
     counters: Counters,
     peer_ids: PeerIds,
+    /// CQs that overran in the call that is being made; empty between calls.
+    overruns: Vec<CqHandle>,
 }
 
 impl Endpoint {
@@ -105,6 +107,7 @@ impl Endpoint {
             events: EventQueue::default(),
             counters: Counters::default(),
             peer_ids: PeerIds::new(rng.next_u64()),
+            overruns: Vec::new(),
             config,
             rng,
         }
@@ -232,6 +235,15 @@ impl Endpoint {
 
     /// Lends everything else to one QP, and afterwards follows up: timers, and CQs that overran.
     fn with_qp<R>(&mut self, handle: QpHandle, f: impl FnOnce(&mut Qp, &mut Cx<'_>) -> R) -> Option<R> {
+        let result = self.lend(handle, f);
+        // What these QPs flush may make their other CQs overrun; each does so once.
+        while let Some(cq) = self.overruns.pop() {
+            self.fail_users_of(cq);
+        }
+        result
+    }
+
+    fn lend<R>(&mut self, handle: QpHandle, f: impl FnOnce(&mut Qp, &mut Cx<'_>) -> R) -> Option<R> {
         let slot = self.qps.get_mut(handle)?;
         let mut cx = Cx {
             now: self.now,
@@ -242,15 +254,15 @@ impl Endpoint {
             source_ports: &self.config.source_ports,
             events: &mut self.events,
             counters: &mut self.counters,
-            overrun: None,
+            overruns: &mut self.overruns,
+            lost: false,
         };
         let result = f(&mut slot.qp, &mut cx);
-        let overrun = cx.overrun;
+        if cx.lost {
+            slot.qp.cq_overran(&mut cx);
+        }
         if let Some(deadline) = slot.qp.deadline() {
             self.timers.arm(handle, deadline);
-        }
-        if let Some(cq) = overrun {
-            self.fail_users_of(cq);
         }
         Some(result)
     }
@@ -267,7 +279,7 @@ impl Endpoint {
             .map(|(h, _)| h)
             .collect();
         for handle in users {
-            self.with_qp(handle, Qp::cq_overran);
+            self.lend(handle, Qp::cq_overran);
             self.wake(handle);
         }
     }

@@ -42,17 +42,20 @@ pub struct Cx<'a> {
     pub events: &'a mut EventQueue,
     /// Counters of the endpoint.
     pub counters: &'a mut Counters,
-    /// A CQ that overran during the call: all its QPs must go to ERR.
-    pub overrun: Option<CqHandle>,
+    /// CQs that overran during the call: all their QPs must go to ERR.
+    pub overruns: &'a mut Vec<CqHandle>,
+    /// A completion of this QP was lost: it must go to ERR.
+    pub lost: bool,
 }
 
 impl Cx<'_> {
     /// Puts a completion into its CQ; false when the CQ overran.
     pub fn complete(&mut self, cq: CqHandle, wc: WorkCompletion) -> bool {
-        if cq::complete(self.cqs, cq, wc, self.events, self.counters).is_err() {
-            self.overrun = Some(cq);
-            return false;
+        let Err(overrun) = cq::complete(self.cqs, cq, wc, self.events, self.counters) else { return true };
+        if overrun.first {
+            self.overruns.push(cq);
         }
-        true
+        self.lost = true;
+        false
     }
 }

@@ -1,0 +1,126 @@
+//! What one QP's trouble may cost the others, and what a busy peer may cost its own QP.
+
+use uroce::counters::DropReason;
+use uroce::endpoint::{Endpoint, EndpointConfig};
+use uroce::raw::Region;
+use uroce::types::{Gid, PathMtu, Psn, Qpn, RnrTimer};
+use uroce::verbs::{
+    AccessFlags, AddressVector, AsyncEvent, CqHandle, InitAttr, Operation, Payload, PdHandle, QpCapabilities, QpHandle,
+    QpInit, QpState, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, Verbs, VerbsError, WcStatus,
+};
+use uroce::wire::{Body, Packet};
+use uroce_tests::pair::{Options, Pair, Side};
+
+fn endpoint() -> (Endpoint, PdHandle) {
+    let mut e = Endpoint::new(EndpointConfig::new(vec!["10.0.0.1".parse().unwrap()], PathMtu::B1024), [7; 32]);
+    let pd = e.alloc_pd().unwrap();
+    (e, pd)
+}
+
+fn init(pd: PdHandle, send_cq: CqHandle, recv_cq: CqHandle) -> QpInit {
+    let caps = QpCapabilities {
+        max_send_wr: 2,
+        max_recv_wr: 2,
+        max_send_sge: 0,
+        max_recv_sge: 0,
+        ..QpCapabilities::default()
+    };
+    QpInit { pd, qp_type: QpType::Rc, send_cq, recv_cq, srq: None, caps, signal_all: true, qpn: None }
+}
+
+/// A QP in RTS, its peer a place that never answers.
+fn ready(e: &mut Endpoint, pd: PdHandle, send_cq: CqHandle, recv_cq: CqHandle) -> QpHandle {
+    let qp = e.create_qp(init(pd, send_cq, recv_cq)).unwrap();
+    let rtr = RtrAttr {
+        av: AddressVector::new(Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 2)), 0),
+        path_mtu: PathMtu::B1024,
+        dest_qpn: Qpn::new(99).unwrap(),
+        rq_psn: Psn::ZERO,
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: RnrTimer::DEFAULT,
+    };
+    for step in [
+        QpTransition::Init(InitAttr::connected(AccessFlags::ALL)),
+        QpTransition::Rtr(rtr),
+        QpTransition::Rts(RtsAttr::usual(Psn::ZERO)),
+    ] {
+        e.modify_qp(qp, step.into()).unwrap();
+    }
+    qp
+}
+
+fn post_both(e: &mut Endpoint, qp: QpHandle) {
+    let wr = SendWr {
+        wr_id: 1,
+        operation: Operation::Send,
+        payload: Payload::Sges(&[]),
+        flags: SendFlags::SIGNALED,
+        destination: None,
+    };
+    e.post_send(qp, &[wr, wr]).unwrap();
+    let wr = RecvWr { wr_id: 2, sges: &[] };
+    e.post_recv(qp, &[wr, wr]).unwrap();
+}
+
+fn state(e: &Endpoint, qp: QpHandle) -> QpState {
+    e.query_qp(qp).unwrap().state
+}
+
+/// Each QP of a CQ that overran flushes into it in turn; the stack must not grow with their number.
+#[test]
+fn a_cq_of_many_qps_that_overruns_ends_them_one_after_the_other() {
+    let work = || {
+        let (mut e, pd) = endpoint();
+        let cq = e.create_cq(1).unwrap();
+        let qps: Vec<_> = (0..3000).map(|_| ready(&mut e, pd, cq, cq)).collect();
+        for qp in &qps {
+            e.post_recv(*qp, &[RecvWr { wr_id: 1, sges: &[] }, RecvWr { wr_id: 2, sges: &[] }]).unwrap();
+        }
+        e.modify_qp(qps[0], QpTransition::Err.into()).unwrap();
+        assert!(qps.iter().all(|qp| state(&e, *qp) == QpState::Err));
+        let errors = core::iter::from_fn(|| e.poll_event()).filter(|x| *x == AsyncEvent::CqError(cq)).count();
+        assert_eq!(errors, 1);
+    };
+    std::thread::Builder::new().stack_size(256 * 1024).spawn(work).unwrap().join().unwrap();
+}
+
+#[test]
+fn two_cqs_that_overrun_at_once_each_end_their_qps() {
+    let (mut e, pd) = endpoint();
+    let (sends, receives) = (e.create_cq(1).unwrap(), e.create_cq(1).unwrap());
+    let both = ready(&mut e, pd, sends, receives);
+    let of_sends = ready(&mut e, pd, sends, sends);
+    let of_receives = ready(&mut e, pd, receives, receives);
+    post_both(&mut e, both);
+    e.modify_qp(both, QpTransition::Err.into()).unwrap();
+    assert_eq!((state(&e, of_sends), state(&e, of_receives)), (QpState::Err, QpState::Err));
+}
+
+/// Nothing that completes into a CQ that overran before would ever be seen.
+#[test]
+fn a_qp_that_joins_a_cq_after_its_overrun_ends_at_its_first_completion() {
+    let (mut e, pd) = endpoint();
+    let (failed, good) = (e.create_cq(1).unwrap(), e.create_cq(8).unwrap());
+    let first = ready(&mut e, pd, failed, failed);
+    post_both(&mut e, first);
+    e.modify_qp(first, QpTransition::Err.into()).unwrap();
+    let mut p = Pair::new(&Options { cq_depth: 1, ..Options::default() });
+    let there = p.b.remote(0);
+    for wr_id in 0..2 {
+        p.a.send(wr_id, Operation::Write(there), 0, 8);
+    }
+    p.settle();
+    assert_eq!(state(&p.a.endpoint, p.a.qp), QpState::Err, "its CQ has one place");
+    // The same on one endpoint: the newcomer's send fails for good at once, and has nowhere to say so.
+    let late = ready(&mut e, pd, failed, good);
+    post_both(&mut e, late);
+    let nowhere = uroce::burst::TxRoom {
+        buf: &mut [],
+        headroom: 0,
+        segments_max: 1,
+        ids: uroce::burst::IdRule::Zero,
+        medium: uroce::burst::Medium::Udp,
+    };
+    assert!(e.poll_transmit(uroce::time::Instant::ZERO, nowhere).is_none());
+    assert_eq!(state(&e, late), QpState::Err);
+}
