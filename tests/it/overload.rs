@@ -124,3 +124,102 @@ fn a_qp_that_joins_a_cq_after_its_overrun_ends_at_its_first_completion() {
     assert!(e.poll_transmit(uroce::time::Instant::ZERO, nowhere).is_none());
     assert_eq!(state(&e, late), QpState::Err);
 }
+
+/// A peer that always has READs outstanding must not keep our own requests from leaving.
+#[test]
+fn requests_leave_between_the_answers_to_long_reads() {
+    let mut p = Pair::new(&Options { mtu: PathMtu::B256, ..Options::default() });
+    let there = p.a.remote(0);
+    for wr_id in 0..4 {
+        p.b.send(wr_id, Operation::Read(there), 0, 16_384);
+    }
+    for request in p.take_sent(Side::B) {
+        p.deliver(Side::A, &request);
+    }
+    let there = p.b.remote(32_768);
+    p.a.send(9, Operation::Write(there), 0, 256);
+    let sent = p.take_sent(Side::A);
+    let at = sent.iter().position(|s| matches!(Packet::parse(s).unwrap().body, Body::Request(_))).unwrap();
+    assert!(at < 4, "behind {at} of {} packets", sent.len());
+    // And the answers keep their share and their order.
+    let answers: Vec<u32> = sent
+        .iter()
+        .map(|s| Packet::parse(s).unwrap())
+        .filter(|s| matches!(s.body, Body::Response(_)))
+        .map(|s| s.psn.get())
+        .collect();
+    assert_eq!(answers, (5000..5000 + 4 * 64).collect::<Vec<u32>>());
+}
+
+/// The network repeats an old READ after its region went away (deregistered, or invalidated by the peer itself). The
+/// peer had its answer, so nothing is wrong with the connection.
+#[test]
+fn a_repeat_of_an_answered_read_of_a_dead_region_is_dropped() {
+    let mut p = Pair::new(&Options::default());
+    let there = p.b.remote(0);
+    p.a.send(1, Operation::Read(there), 0, 3000);
+    let request = p.take_sent(Side::A);
+    p.deliver(Side::B, &request[0]);
+    p.settle();
+    assert_eq!(p.a.completions().len(), 1);
+    p.b.endpoint.deregister(p.b.mr.handle).unwrap();
+    p.deliver(Side::B, &request[0]);
+    assert!(p.take_sent(Side::B).is_empty());
+    assert_eq!(state(&p.b.endpoint, p.b.qp), QpState::Rts);
+    assert_eq!(p.b.endpoint.counters().dropped(DropReason::ForgottenDuplicate), 1);
+    assert_eq!(p.b.endpoint.poll_event(), None);
+}
+
+/// As long as the first answer is under way, a region that goes away is the peer's to know, repeat or not.
+#[test]
+fn a_region_that_goes_away_under_a_repeated_read_is_an_access_error() {
+    let mut p = Pair::new(&Options { mtu: PathMtu::B256, ..Options::default() });
+    let there = p.b.remote(0);
+    p.a.send(1, Operation::Read(there), 0, 1000);
+    let request = p.take_sent(Side::A);
+    p.deliver(Side::B, &request[0]);
+    p.deliver(Side::B, &request[0]);
+    p.b.endpoint.deregister(p.b.mr.handle).unwrap();
+    p.settle();
+    assert_eq!(p.a.completions()[0].status, WcStatus::RemoteAccess);
+}
+
+/// 0 and 1 are those of the management QPs, the highest is that of multicast.
+#[test]
+fn reserved_numbers_are_given_to_no_qp() {
+    let (mut e, pd) = endpoint();
+    let cq = e.create_cq(8).unwrap();
+    for qpn in [0, 1, 0xFF_FFFF] {
+        let refused = e.create_qp(QpInit { qpn: Qpn::new(qpn), ..init(pd, cq, cq) });
+        assert!(matches!(refused, Err(VerbsError::InvalidCapability { field: "qpn", .. })), "{qpn:#x}: {refused:?}");
+    }
+    assert!(e.create_qp(QpInit { qpn: Qpn::new(2), ..init(pd, cq, cq) }).is_ok());
+}
+
+/// A receive of a UC QP whose element is bad must not stand in the way of all that follow.
+#[test]
+fn a_bad_receive_of_a_uc_qp_completes_with_status_4() {
+    let mut p = Pair::new(&Options { qp_type: QpType::Uc, mtu: PathMtu::B256, ..Options::default() });
+    let region = Region::alloc(64).unwrap();
+    let read_only = p.b.endpoint.register(p.b.pd, &region, AccessFlags::NONE, None).unwrap();
+    let sge = [uroce::verbs::Sge { addr: read_only.iova, length: 64, lkey: read_only.lkey }];
+    p.b.endpoint.post_recv(p.b.qp, &[RecvWr { wr_id: 1, sges: &sge }]).unwrap();
+    p.b.recv(2, 0, 64);
+    p.a.send(1, Operation::Send, 0, 8);
+    p.a.send(2, Operation::Send, 0, 8);
+    p.settle();
+    let got: Vec<_> = p.b.completions().iter().map(|c| (c.wr_id, c.status)).collect();
+    assert_eq!(got, [(1, WcStatus::LocalProtection), (2, WcStatus::Success)]);
+}
+
+/// On an error the vendor number says which failure it was.
+#[test]
+fn a_key_that_cannot_be_invalidated_is_named_in_the_completion() {
+    let mut p = Pair::new(&Options::default());
+    p.b.recv(1, 0, 64);
+    p.a.send(1, Operation::SendInvalidate(uroce::types::Rkey::new(5)), 0, 8);
+    p.settle();
+    let got = p.b.completions()[0];
+    let want = (WcStatus::RemoteInvalidRequest, uroce::verbs::FailureKind::InvalidateFailed as u32);
+    assert_eq!((got.status, got.vendor_err), want);
+}

@@ -52,6 +52,9 @@ impl Endpoint {
             _ => init.qpn,
         };
         if let Some(qpn) = wanted {
+            if init.qp_type != QpType::Gsi {
+                within("qpn", qpn.get(), Qpn::GSI.get() + 1, Qpn::MULTICAST.get() - 1)?;
+            }
             return if self.by_qpn.contains(qpn.get()) { Err(VerbsError::Busy) } else { Ok(qpn) };
         }
         // At most 2^16 of 2^24 numbers are taken, so this ends at once.

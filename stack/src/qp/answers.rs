@@ -214,6 +214,16 @@ impl Answers {
         self.queue.front().map(|w| w.answer)
     }
 
+    /// Whether the next thing to say answers a repeat of something that was answered before.
+    pub(crate) fn front_is_repeat(&self) -> bool {
+        self.queue.front().is_some_and(|w| w.repeat)
+    }
+
+    /// The front answer is not given.
+    pub(crate) fn drop_front(&mut self) {
+        self.queue.pop_front();
+    }
+
     /// One packet of the front answer has left.
     pub(crate) fn sent_one(&mut self) {
         if let Some(Waiting { answer: Answer::Read(read), .. }) = self.queue.front_mut() {

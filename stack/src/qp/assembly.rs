@@ -94,12 +94,17 @@ impl ReceiveQueue {
         self.own.as_ref().map_or(0, RecvConsumer::len) + usize::from(self.held.is_some())
     }
 
-    /// Completes the held WQE with `local`, and every other one as flushed.
-    pub(crate) fn flush(&mut self, local: Option<(WcStatus, FailureKind)>, id: &Ident, cx: &mut Cx<'_>) {
+    /// Completes the held WQE, if there is one, with an error.
+    pub(crate) fn fail_held(&mut self, status: WcStatus, kind: FailureKind, id: &Ident, cx: &mut Cx<'_>) {
         if let Some(head) = self.finish() {
-            let (status, kind) = local.unwrap_or((WcStatus::WorkRequestFlushed, FailureKind::Flushed));
             cx.complete(id.recv_cq, receive_error(id, head.wr_id, status, kind));
         }
+    }
+
+    /// Completes the held WQE with `local`, and every other one as flushed.
+    pub(crate) fn flush(&mut self, local: Option<(WcStatus, FailureKind)>, id: &Ident, cx: &mut Cx<'_>) {
+        let (status, kind) = local.unwrap_or((WcStatus::WorkRequestFlushed, FailureKind::Flushed));
+        self.fail_held(status, kind, id, cx);
         while let Some(head) = self.own.as_mut().and_then(|ring| ring.pop(&mut self.sges, &mut [])) {
             if let Some(ring) = &mut self.own {
                 ring.release(1);
@@ -357,12 +362,14 @@ impl Assembly {
         cx: &mut Cx<'_>,
     ) -> Result<(), Refusal> {
         let Some(head) = self.rq.finish() else { return Err(Refusal::OPERATIONAL) };
+        // The one error of a message that was received.
+        let vendor_err = if status == WcStatus::Success { 0 } else { FailureKind::InvalidateFailed as u32 };
         let wc = WorkCompletion {
             opcode,
             byte_len: u32::try_from(byte_len).unwrap_or(u32::MAX),
             data,
             solicited,
-            ..id.completion(head.wr_id, status, 0)
+            ..id.completion(head.wr_id, status, vendor_err)
         };
         // A completion that found no room must not be acknowledged.
         if cx.complete(id.recv_cq, wc) { Ok(()) } else { Err(Refusal::OPERATIONAL) }

@@ -133,6 +133,8 @@ pub struct Qp {
     last_error: Option<ErrorDetail>,
     notify_drained: bool,
     established: bool,
+    /// The last packet was an answer: it is a request's turn.
+    answered: bool,
 }
 
 impl Qp {
@@ -191,6 +193,7 @@ impl Qp {
             last_error: None,
             notify_drained: false,
             established: false,
+            answered: false,
         }
     }
 
@@ -448,8 +451,14 @@ impl Qp {
         }
     }
 
-    /// Writes the next packet: answers first, as a peer waits for them.
+    /// Writes the next packet: an answer first, as a peer waits for it; then they take turns with requests, which a
+    /// peer that always has READs outstanding would keep back for ever.
     pub fn poll_transmit(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
+        if core::mem::take(&mut self.answered)
+            && let Some(burst) = self.poll_requests(cx, room)
+        {
+            return Some(burst);
+        }
         if let (Receiver::Rc(responder), Some(path)) = (&mut self.receiver, &self.path)
             && responder.has_answers()
         {
@@ -460,6 +469,7 @@ impl Qp {
                 let (kind, status) = (FailureKind::RefusedPeer, WcStatus::LocalAccess);
                 self.enter_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
             }
+            self.answered = burst.is_some();
             return burst;
         }
         self.poll_requests(cx, room)

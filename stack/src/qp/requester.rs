@@ -309,7 +309,8 @@ impl Requester {
         if self.cursor_psn == plan.wqe_end {
             self.cursor += 1;
         }
-        self.since_ack_req = if ack_req { 0 } else { self.since_ack_req + 1 };
+        // UC never asks, so this must not pass the end of its range.
+        self.since_ack_req = if ack_req { 0 } else { self.since_ack_req.saturating_add(1) };
         if self.service == Service::Rc {
             if first == self.una && self.retries_used == 0 && self.rnr_used == 0 {
                 self.waiting_since = cx.now;

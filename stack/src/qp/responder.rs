@@ -3,7 +3,7 @@
 //! Owns the expected PSN, the MSN and the answers. `on_request` reads like the specification: each check is a step, its
 //! refusal the NAK. Never sends by itself. Sources: IBTA Vol 1 9.7.3 to 9.7.5, paraphrased.
 
-use super::answers::{Answer, Answers, ReadAnswer};
+use super::answers::{Answer, Answers, MAX_ANSWERS, ReadAnswer};
 use super::assembly::{Assembly, Refusal};
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
@@ -290,13 +290,19 @@ impl Responder {
         room: &mut TxRoom<'_>,
     ) -> (Option<TxBurst>, bool) {
         let mut failed = false;
-        // Twice: a READ that fails is replaced by its NAK, which is written at once.
-        for _ in 0..2 {
+        // Each round sends the front, drops it, or puts a NAK in place of everything.
+        for _ in 0..MAX_ANSWERS + 2 {
             let Some(answer) = self.answers.front() else { return (None, failed) };
             match write_answer(&answer, id, path, cx, room) {
                 Ok(burst) => {
                     self.answers.sent_one();
                     return (Some(burst), failed);
+                }
+                // The peer had its answer, or it would still stand in the queue: that the region is gone by now, perhaps
+                // by the peer's own wish, is no violation.
+                Err(_) if self.answers.front_is_repeat() => {
+                    self.answers.drop_front();
+                    cx.counters.count_drop(DropReason::ForgottenDuplicate);
                 }
                 Err(psn) => {
                     failed = true;

@@ -8,7 +8,7 @@ use super::cx::Cx;
 use super::responder::RequestBits;
 use crate::counters::DropReason;
 use crate::types::Psn;
-use crate::verbs::WcStatus;
+use crate::verbs::{FailureKind, WcStatus};
 use crate::wire::{NakCode, Request};
 
 /// The receive side of a UC QP.
@@ -59,6 +59,10 @@ impl UcReceiver {
         self.expected = bits.psn.next();
         self.take(bits, request, id, cx).map_err(|refusal| {
             self.assembly.abandon();
+            if matches!(refusal, Refusal::Nak { local: Some(WcStatus::LocalProtection), .. }) {
+                // No message can land there, so it must not stand in the way of the next receive.
+                self.assembly.rq.fail_held(WcStatus::LocalProtection, FailureKind::LocalElement, id, cx);
+            }
             reason(refusal)
         })
     }
