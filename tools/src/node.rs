@@ -55,6 +55,14 @@ impl Node {
         Ok(Self::on(Engine::open(Impaired::new(open_device(device)?, model, ImpairModel::NONE, seed))?))
     }
 
+    /// Two endpoints on a switch in this process, and the address of the second. Wrappers go around the first.
+    pub(crate) fn pair() -> Result<(Self, Self, IpAddr), Failure> {
+        let switch = Switch::new();
+        let [near, far] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+        let first = Engine::open(wrap::wrap(Box::new(switch.port(&[near])))?)?;
+        Ok((Self::on(first), Self::on(Engine::open(switch.port(&[far]))?), far))
+    }
+
     fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
         let host = Host::new(engine);
         let handle = host.handle();

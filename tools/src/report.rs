@@ -25,13 +25,19 @@ struct Document<'a, T> {
 /// Standard output, as text or as JSON.
 pub(crate) struct Output {
     json: bool,
+    mute: bool,
     to: BufWriter<io::Stdout>,
 }
 
 impl Output {
     /// Text, or JSON when the user asked for `--json`.
     pub(crate) fn new(json: bool) -> Self {
-        Self { json, to: BufWriter::new(io::stdout()) }
+        Self { json, mute: false, to: BufWriter::new(io::stdout()) }
+    }
+
+    /// Prints nothing: for the other end of a test that lies in this process, too.
+    pub(crate) fn mute() -> Self {
+        Self { mute: true, ..Self::new(false) }
     }
 
     /// Whether the user wants JSON: then [`Output::line`] prints nothing.
@@ -41,7 +47,7 @@ impl Output {
 
     /// A line of text, unless the output is JSON.
     pub(crate) fn line(&mut self, text: impl fmt::Display) -> Result<(), Failure> {
-        if !self.json {
+        if !self.json && !self.mute {
             writeln!(self.to, "{text}")?;
         }
         Ok(())

@@ -110,7 +110,7 @@ pub(super) enum Bare {
 }
 
 /// Flags of `uroce perf`. Without HOST this is the server, which takes sizes and counts from its client.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct PerfArgs {
     /// What is done
     pub(super) operation: Operation,
@@ -118,7 +118,7 @@ pub(crate) struct PerfArgs {
     pub(super) direction: Direction,
     /// RoCEv2 address of the server; without it this is the server
     pub(super) host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME or pnet:IFNAME
+    /// Device: udp:ADDR, packet:IFNAME, pnet:IFNAME, or loop for both ends in this process
     #[arg(short, long = "device", visible_alias = "ib-dev")]
     pub(super) device: Option<DeviceArg>,
     /// Port of the connection manager's service
@@ -258,8 +258,8 @@ impl PerfArgs {
     /// Combinations that the flags allow one by one and that mean nothing together.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let usage = |what: &str| Err(Failure::Usage(what.into()));
-        if self.device == Some(DeviceArg::Loop) {
-            return usage("perf runs between two processes; loop has one (try `uroce demo`)");
+        if self.device == Some(DeviceArg::Loop) && self.host.is_some() {
+            return usage("loop has both ends in this process; leave HOST out");
         }
         if self.bidirectional && self.direction == Direction::Lat {
             return usage("-b is for bw; a latency test goes both ways by itself");

@@ -8,6 +8,7 @@ use uroce::types::{Gid, Psn, Qpn};
 use uroce::verbs::Remote;
 
 use super::args::{Direction, Operation, PerfArgs, Unit};
+use crate::device_arg::DeviceArg;
 use crate::stats::{Bandwidth, Latency};
 
 /// perftest's ruler.
@@ -41,7 +42,7 @@ pub(super) fn preamble(args: &PerfArgs, device: &str, mtu: usize) -> String {
     line(" Connection type : RC\t\tUsing SRQ      : OFF");
     line(" PCIe relax order: OFF");
     line(" ibv_wr* API     : OFF");
-    if args.host.is_some() {
+    if args.host.is_some() || args.device == Some(DeviceArg::Loop) {
         line(&format!(" TX depth        : {}", args.depth()));
     } else if args.operation == Operation::Send {
         line(&format!(" RX depth        : {}", args.rx_depth));

@@ -44,18 +44,35 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
         (None, Some(host)) => node::device_towards(host)?,
         (None, None) => DeviceArg::Udp(IpAddr::from([127, 0, 0, 1])),
     };
+    if device == DeviceArg::Loop {
+        return run_here(args, out);
+    }
     let mut node = Node::open(&device)?;
     let v = node.verbs();
-    let gids = v.query_gids();
-    let gid = gids.get(usize::from(args.gid_index)).map(|entry| entry.gid).ok_or_else(|| {
-        Failure::Usage(format!("the device has {} GIDs; index {} is not there", gids.len(), args.gid_index))
-    })?;
-    let connections = Connections::new(v)?;
-    let mut test = Test { args, device, gid, connections, ids: Vec::new(), out };
+    let mut test = Test::new(args, device, v, out)?;
     match &args.host {
-        Some(host) => test.client(v, host),
+        Some(host) => test.client(v, node::resolve(host)?),
         None => test.server(v),
     }
+}
+
+/// Both ends in this process, each with a thread of its own.
+fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
+    let (mut near, mut far, there) = Node::pair()?;
+    let theirs = args.clone();
+    // It listens before the client starts, and ends with the process: the client's verdict is the command's.
+    let (listening, ready) = std::sync::mpsc::channel();
+    std::thread::spawn(move || -> Result<(), Failure> {
+        let (v, mut mute) = (far.verbs(), Output::mute());
+        let mut test = Test::new(&theirs, DeviceArg::Loop, v, &mut mute)?;
+        test.listen(v)?;
+        // The client waits for this word, so it is there.
+        let _ = listening.send(());
+        test.serve_one(v)
+    });
+    ready.recv().map_err(|_| Failure::failed("the other end did not start"))?;
+    let v = near.verbs();
+    Test::new(args, DeviceArg::Loop, v, out)?.client(v, there)
 }
 
 struct Test<'a> {
@@ -75,7 +92,15 @@ enum Figures {
     Latency(Latency),
 }
 
-impl Test<'_> {
+impl<'a> Test<'a> {
+    fn new(args: &'a PerfArgs, device: DeviceArg, v: &mut Handle, out: &'a mut Output) -> Result<Self, Failure> {
+        let gids = v.query_gids();
+        let gid = gids.get(usize::from(args.gid_index)).map(|entry| entry.gid).ok_or_else(|| {
+            Failure::Usage(format!("the device has {} GIDs; index {} is not there", gids.len(), args.gid_index))
+        })?;
+        Ok(Self { args, device, gid, connections: Connections::new(v)?, ids: Vec::new(), out })
+    }
+
     fn plan(&self, size: u64) -> Plan {
         let args = self.args;
         Plan {
@@ -99,9 +124,9 @@ impl Test<'_> {
         self.out.flush()
     }
 
-    fn client(&mut self, v: &mut Handle, host: &str) -> Result<(), Failure> {
+    fn client(&mut self, v: &mut Handle, host: IpAddr) -> Result<(), Failure> {
         let args = self.args;
-        let server = SocketAddr::new(node::resolve(host)?, args.port);
+        let server = SocketAddr::new(host, args.port);
         let sizes = args.sizes();
         let largest = sizes.iter().copied().max().unwrap_or(1);
         let qps = u8::try_from(args.qps).unwrap_or(1);
@@ -242,9 +267,19 @@ impl Test<'_> {
 
     fn server(&mut self, v: &mut Handle) -> Result<(), Failure> {
         const STARS: &str = "************************************";
+        self.listen(v)?;
+        self.text(format_args!("\n{STARS}\n* Waiting for client to connect... *\n{STARS}"))?;
+        self.serve_one(v)
+    }
+
+    fn listen(&mut self, v: &mut Handle) -> Result<(), Failure> {
         let address = SocketAddr::new(self.gid.ip(), self.args.port);
         self.connections.listen(v, address, usize::from(QPS_MAX))?;
-        self.text(format_args!("\n{STARS}\n* Waiting for client to connect... *\n{STARS}"))?;
+        Ok(())
+    }
+
+    /// Serves one client, from its request to its leave.
+    fn serve_one(&mut self, v: &mut Handle) -> Result<(), Failure> {
         let (hello, first) = self.welcome(v)?;
         let qps = hello.qps.clamp(1, QPS_MAX);
         let receives = hello.rx_depth.clamp(1, 16_384);

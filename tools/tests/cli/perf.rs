@@ -114,5 +114,18 @@ fn wrong_usage() {
     assert_eq!(perf(&["send", "bw", "-c", "XRC"]).code, 2);
     perf(&["send", "lat", "-b"]).fails(2, "-b is for bw");
     perf(&["atomic", "bw", "-s", "16"]).fails(2, "an atomic has 8 bytes");
-    perf(&["send", "bw", "-d", "loop"]).fails(2, "between two processes");
+    perf(&["send", "bw", "-d", "loop", "127.0.0.2"]).fails(2, "leave HOST out");
+}
+
+#[test]
+fn both_ends_in_this_process() {
+    for operation in ["send", "write", "read", "atomic"] {
+        for direction in ["bw", "lat"] {
+            let ran = run(&["perf", operation, direction, "-d", "loop", "-n", "200"]);
+            assert_eq!(ran.code, 0, "{operation} {direction}: {ran:?}");
+            assert!((row(&ran)[1] - 200.0).abs() < 0.5, "{ran:?}");
+        }
+    }
+    let ran = run(&["perf", "write", "bw", "-d", "loop", "-n", "50", "--json"]);
+    assert_eq!(ran.json()["test_info"]["Device"], "loop");
 }
