@@ -119,9 +119,17 @@ impl Server {
         self
     }
 
-    /// Waits for its end.
+    /// Waits for its end; one that waits for a client that will not come is killed, and shows as code -1.
     pub(crate) fn end(mut self) -> Ran {
-        Ran::of(&self.0.take().unwrap().wait_with_output().unwrap())
+        let begin = Instant::now();
+        let mut child = self.0.take().unwrap();
+        while child.try_wait().unwrap().is_none() {
+            if begin.elapsed() > Duration::from_secs(60) {
+                let _ = child.kill();
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ran::of(&child.wait_with_output().unwrap())
     }
 }
 
