@@ -3,12 +3,12 @@
 use uroce::counters::DropReason;
 use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::raw::Region;
-use uroce::types::{Gid, PathMtu, Psn, Qpn, RnrTimer};
+use uroce::types::{Gid, PKey, PathMtu, Psn, Qpn, RnrTimer};
 use uroce::verbs::{
     AccessFlags, AddressVector, AsyncEvent, CqHandle, InitAttr, Operation, Payload, PdHandle, QpCapabilities, QpHandle,
     QpInit, QpState, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, Verbs, VerbsError, WcStatus,
 };
-use uroce::wire::{Body, Packet};
+use uroce::wire::{Body, Packet, Place, Request, RequestOp, SendTail, Service};
 use uroce_tests::pair::{Options, Pair, Side};
 
 fn endpoint() -> (Endpoint, PdHandle) {
@@ -182,6 +182,49 @@ fn a_region_that_goes_away_under_a_repeated_read_is_an_access_error() {
     p.b.endpoint.deregister(p.b.mr.handle).unwrap();
     p.settle();
     assert_eq!(p.a.completions()[0].status, WcStatus::RemoteAccess);
+}
+
+/// A ghost of an earlier connection between the same QPs is no sign that this one stands; its first packet is.
+#[test]
+fn only_a_packet_in_sequence_establishes_a_connection() {
+    let (mut e, pd) = endpoint();
+    let cq = e.create_cq(8).unwrap();
+    let init = QpInit { qpn: Qpn::new(500), ..init(pd, cq, cq) };
+    let qp = e.create_qp(init).unwrap();
+    let rtr = RtrAttr {
+        av: AddressVector::new(Gid::from(core::net::Ipv4Addr::new(10, 0, 0, 2)), 0),
+        path_mtu: PathMtu::B1024,
+        dest_qpn: Qpn::new(99).unwrap(),
+        rq_psn: Psn::from_wire(1000),
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: RnrTimer::DEFAULT,
+    };
+    for step in [QpTransition::Init(InitAttr::connected(AccessFlags::ALL)), QpTransition::Rtr(rtr)] {
+        e.modify_qp(qp, step.into()).unwrap();
+    }
+    let flow = uroce::wire::Flow {
+        src: "10.0.0.2".parse().unwrap(),
+        dst: "10.0.0.1".parse().unwrap(),
+        src_port: 50_000,
+        traffic_class: 0,
+        hop_limit: 64,
+        flow_label: 0,
+        vlan: None,
+    };
+    let ip = uroce::wire::IpFields { id: 0, flags_fragment: 0x4000 };
+    for (psn, want) in [(7, None), (5_000_000, None), (1000, Some(AsyncEvent::CommunicationEstablished(qp)))] {
+        let op = RequestOp::Send(Place::Only, SendTail::None);
+        let body = Body::Request(Request { service: Service::Rc, op, payload: &[] });
+        let packet = Packet::new(Qpn::new(500).unwrap(), PKey::DEFAULT, Psn::from_wire(psn), body);
+        let header = packet.header_len();
+        let mut bytes = vec![0; uroce::wire::segment_len(header, 0)];
+        packet.write_headers(0, &mut bytes).unwrap();
+        uroce::wire::seal(&flow, ip, &mut bytes, header);
+        let now = uroce::time::Instant::ZERO;
+        let ids = uroce::burst::RxIds::Known(ip);
+        e.handle_burst(now, uroce::burst::RxBurst { flow, bytes: &bytes, segment: bytes.len(), ids, at: now });
+        assert_eq!(e.poll_event(), want, "PSN {psn}");
+    }
 }
 
 /// 0 and 1 are those of the management QPs, the highest is that of multicast.

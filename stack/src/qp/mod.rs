@@ -40,7 +40,7 @@ use crate::counters::DropReason;
 use crate::ring::{WqeRingSize, wqe_ring};
 use crate::srq::recv_ring;
 use crate::time::{Duration, Instant};
-use crate::types::{PKey, PathMtu, Qpn};
+use crate::types::{PKey, PathMtu, Psn, Qpn};
 use crate::verbs::{
     AsyncEvent, CqHandle, ErrorDetail, FailureKind, PdHandle, QpCapabilities, QpHandle, QpInfo, QpInit, QpState,
     QpType, QueueSnapshot, SrqHandle, WcData, WcOpcode, WcStatus, WorkCompletion,
@@ -344,7 +344,7 @@ impl Qp {
                 if !fits {
                     return Err(DropReason::WrongTransport);
                 }
-                self.note_established(cx);
+                self.note_established(packet.psn, cx);
                 self.handle_request(packet, request, cx)
             }
             Body::Response(response) => {
@@ -364,8 +364,14 @@ impl Qp {
         }
     }
 
-    fn note_established(&mut self, cx: &mut Cx<'_>) {
-        if !self.established && self.state == QpState::Rtr {
+    /// Only a packet in sequence shows that the peer is connected: a ghost of an earlier connection does not.
+    fn note_established(&mut self, psn: Psn, cx: &mut Cx<'_>) {
+        let expected = match &self.receiver {
+            Receiver::Rc(r) => r.expected(),
+            Receiver::Uc(r) => r.expected(),
+            Receiver::Ud(_) => return,
+        };
+        if !self.established && self.state == QpState::Rtr && psn == expected {
             self.established = true;
             cx.events.push(AsyncEvent::CommunicationEstablished(self.id.handle));
         }
