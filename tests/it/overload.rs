@@ -266,3 +266,60 @@ fn a_key_that_cannot_be_invalidated_is_named_in_the_completion() {
     let want = (WcStatus::RemoteInvalidRequest, uroce::verbs::FailureKind::InvalidateFailed as u32);
     assert_eq!((got.status, got.vendor_err), want);
 }
+
+/// The receives of an SRQ name regions of the SRQ's protection domain, which need not be the QP's.
+#[test]
+fn receives_of_an_srq_are_checked_against_its_own_domain() {
+    let mut p = Pair::new(&Options::default());
+    let n = &mut p.b;
+    let other = n.endpoint.alloc_pd().unwrap();
+    let region = uroce::raw::Region::alloc(64).unwrap();
+    let mr = n.endpoint.register(other, &region, uroce::verbs::AccessFlags::LOCAL_WRITE, None).unwrap();
+    let srq = n.endpoint.create_srq(uroce::verbs::SrqInit { pd: other, max_wr: 4, max_sge: 1 }).unwrap();
+    let sges = [uroce::verbs::Sge { addr: mr.iova, length: 64, lkey: mr.lkey }];
+    n.endpoint.post_srq_recv(srq, &[uroce::verbs::RecvWr { wr_id: 9, sges: &sges }]).unwrap();
+    // A QP of the node's own domain on that SRQ, in the place of the pair's.
+    let info = n.endpoint.query_qp(n.qp).unwrap();
+    n.endpoint.destroy_qp(n.qp).unwrap();
+    let init = uroce::verbs::QpInit {
+        pd: n.pd,
+        qp_type: uroce::verbs::QpType::Rc,
+        send_cq: n.cq,
+        recv_cq: n.cq,
+        srq: Some(srq),
+        caps: info.caps,
+        signal_all: false,
+        qpn: Some(n.qpn),
+    };
+    n.qp = n.endpoint.create_qp(init).unwrap();
+    let init = uroce::verbs::InitAttr::connected(info.attr.access.unwrap());
+    n.endpoint.modify_qp(n.qp, init.into()).unwrap();
+    let rtr = uroce::verbs::RtrAttr {
+        av: info.attr.av.unwrap(),
+        path_mtu: info.attr.path_mtu.unwrap(),
+        dest_qpn: info.attr.dest_qpn.unwrap(),
+        rq_psn: info.attr.rq_psn.unwrap(),
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: info.attr.min_rnr_timer.unwrap(),
+    };
+    n.endpoint.modify_qp(n.qp, rtr.into()).unwrap();
+    p.a.region.write(0, b"over the border!").unwrap();
+    p.a.send(1, Operation::Send, 0, 16);
+    p.settle();
+    assert_eq!(p.a.completions()[0].status, WcStatus::Success);
+    assert_eq!(region.to_vec()[..16], *b"over the border!");
+}
+
+#[test]
+fn a_read_whose_depth_was_taken_away_fails_and_holds_nothing_up() {
+    use uroce::verbs::{QpAttr, QpTransition};
+    let mut p = Pair::new(&Options::default());
+    p.a.endpoint.modify_qp(p.a.qp, QpTransition::Sqd { notify: false }.into()).unwrap();
+    let there = p.b.remote(0);
+    p.a.send(1, Operation::Read(there), 0, 8);
+    let none = QpAttr { max_rd_atomic: Some(0), ..QpAttr::to_state(QpState::Sqd) };
+    p.a.endpoint.modify_qp(p.a.qp, none).unwrap();
+    p.a.endpoint.modify_qp(p.a.qp, QpTransition::Resume.into()).unwrap();
+    p.settle();
+    assert_eq!(p.a.completions().iter().map(|c| c.status).collect::<Vec<_>>(), [WcStatus::LocalQpOperation]);
+}

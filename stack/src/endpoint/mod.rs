@@ -194,7 +194,11 @@ impl Endpoint {
             return Some(known);
         }
         let found = match burst.ids {
-            RxIds::Known(_) => wire::check(&burst.flow, known, segment).then_some(known),
+            // A merged burst may come from packets that each had the same id: some senders leave it constant.
+            RxIds::Known(first) => {
+                let fits = |ip| wire::check(&burst.flow, ip, segment);
+                (fits(known) || (index > 0 && fits(first))).then_some(known)
+            }
             RxIds::Hidden => wire::recover_id(&burst.flow, segment)
                 .filter(|id| *id == step || self.peer_ids.accept(burst.flow.src, *id))
                 .map(|id| IpFields { id, ..known }),

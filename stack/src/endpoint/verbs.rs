@@ -66,7 +66,8 @@ impl Endpoint {
         }
     }
 
-    fn check_qp_init(&self, init: &QpInit) -> Result<Option<usize>, VerbsError> {
+    /// Checks what a QP is made of. Returns the elements of a receive of its SRQ and the SRQ's domain.
+    fn check_qp_init(&self, init: &QpInit) -> Result<Option<(usize, PdHandle)>, VerbsError> {
         self.check_pd(init.pd)?;
         check_caps(&init.caps)?;
         for cq in [init.send_cq, init.recv_cq] {
@@ -75,7 +76,10 @@ impl Endpoint {
         match init.srq {
             None => Ok(None),
             Some(_) if init.qp_type == QpType::Gsi => Err(VerbsError::Unsupported("an SRQ on QP1")),
-            Some(srq) => Ok(Some(self.srqs.get(srq).ok_or(VerbsError::InvalidHandle)?.max_sge())),
+            Some(srq) => {
+                let srq = self.srqs.get(srq).ok_or(VerbsError::InvalidHandle)?;
+                Ok(Some((srq.max_sge(), srq.pd())))
+            }
         }
     }
 }
@@ -194,10 +198,10 @@ impl Verbs for Endpoint {
     }
 
     fn create_qp(&mut self, init: QpInit) -> Result<QpHandle, VerbsError> {
-        let srq_sges = self.check_qp_init(&init)?;
+        let srq = self.check_qp_init(&init)?;
         let qpn = self.choose_qpn(&init)?;
         let datagram_mtu = u16::try_from(self.config.path_mtu.bytes()).unwrap_or(u16::MAX);
-        let make = |handle| QpSlot { qp: Qp::new(handle, qpn, &init, srq_sges, datagram_mtu), queued: false };
+        let make = |handle| QpSlot { qp: Qp::new(handle, qpn, &init, srq, datagram_mtu), queued: false };
         let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
         self.by_qpn.insert(qpn.get(), handle);
         for cq in [init.send_cq, init.recv_cq] {

@@ -80,8 +80,9 @@ pub(crate) struct Answers {
 impl Answers {
     pub(crate) fn new() -> Self {
         Self {
-            queue: VecDeque::with_capacity(MAX_ANSWERS),
-            memory: VecDeque::with_capacity(MAX_RD_ATOMIC + 1),
+            // Sized with the depth: a QP that serves no READs pays for none.
+            queue: VecDeque::new(),
+            memory: VecDeque::new(),
             depth: 0,
         }
     }
@@ -92,6 +93,13 @@ impl Answers {
         while self.memory.len() > self.depth {
             self.memory.pop_front();
         }
+        self.memory.reserve(self.depth.saturating_sub(self.memory.len()));
+        self.queue.reserve(self.limit().saturating_sub(self.queue.len()));
+    }
+
+    /// Answers that may wait: one for each READ or atomic, an ACK between any two, and a few more.
+    fn limit(&self) -> usize {
+        2 * self.depth + (MAX_ANSWERS - 2 * MAX_RD_ATOMIC)
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -133,7 +141,7 @@ impl Answers {
     }
 
     fn push(&mut self, answer: Answer) {
-        if self.queue.len() < MAX_ANSWERS {
+        if self.queue.len() < self.limit() {
             self.queue.push_back(Waiting { answer, repeat: false });
         }
     }
@@ -202,7 +210,7 @@ impl Answers {
             old.answer = answer;
             return;
         }
-        if self.queue.len() >= MAX_ANSWERS {
+        if self.queue.len() >= self.limit() {
             return;
         }
         let at = self.queue.iter().position(|w| w.answer.first().distance_from(psn) > 0).unwrap_or(self.queue.len());

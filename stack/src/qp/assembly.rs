@@ -10,7 +10,8 @@ use crate::counters::DropReason;
 use crate::srq::RecvConsumer;
 use crate::types::{Imm, Rkey};
 use crate::verbs::{
-    AccessFlags, AsyncEvent, FailureKind, RecvHead, Sge, SrqHandle, WcData, WcOpcode, WcStatus, WorkCompletion,
+    AccessFlags, AsyncEvent, FailureKind, PdHandle, RecvHead, Sge, SrqHandle, WcData, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use crate::wire::{NakCode, Place, Request, RequestOp, Reth, SendTail, WritePart};
 
@@ -43,13 +44,15 @@ impl Refusal {
 pub(crate) struct ReceiveQueue {
     own: Option<RecvConsumer>,
     srq: Option<SrqHandle>,
+    /// Whose regions its elements may name: the QP's domain, or the SRQ's, which may be another.
+    pd: PdHandle,
     held: Option<RecvHead>,
     sges: Vec<Sge>,
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(own: Option<RecvConsumer>, srq: Option<SrqHandle>, max_sge: usize) -> Self {
-        Self { own, srq, held: None, sges: vec![Sge::default(); max_sge] }
+    pub(crate) fn new(own: Option<RecvConsumer>, srq: Option<SrqHandle>, pd: PdHandle, max_sge: usize) -> Self {
+        Self { own, srq, pd, held: None, sges: vec![Sge::default(); max_sge] }
     }
 
     /// Whether a WQE is held, after taking one if none was.
@@ -69,6 +72,11 @@ impl ReceiveQueue {
             }
         }
         self.held.is_some()
+    }
+
+    /// The protection domain of its elements.
+    pub(crate) fn pd(&self) -> PdHandle {
+        self.pd
     }
 
     pub(crate) fn held(&self) -> Option<&RecvHead> {
@@ -278,7 +286,7 @@ impl Assembly {
             Message::Send { received } if !place.begins() => received,
             _ => 0,
         };
-        if cx.mrs.scatter(id.pd, self.rq.sges(), received, payload).is_err() {
+        if cx.mrs.scatter(self.rq.pd(), self.rq.sges(), received, payload).is_err() {
             let local = Some(WcStatus::LocalProtection);
             return Err(Refusal::Nak { code: NakCode::RemoteOperationalError, local });
         }

@@ -138,9 +138,9 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A QP in RESET. `recv_sges` is what a receive of its SRQ may have, where it has one.
+    /// A QP in RESET. `srq` is what a receive of its SRQ may have, and the SRQ's protection domain, where it has one.
     #[must_use]
-    pub fn new(handle: QpHandle, qpn: Qpn, init: &QpInit, srq_sges: Option<usize>, datagram_mtu: u16) -> Self {
+    pub fn new(handle: QpHandle, qpn: Qpn, init: &QpInit, srq: Option<(usize, PdHandle)>, datagram_mtu: u16) -> Self {
         let caps = init.caps;
         let size = WqeRingSize {
             requests: caps.max_send_wr as usize,
@@ -148,14 +148,15 @@ impl Qp {
             inline: caps.max_inline as usize,
         };
         let (send_caller, send_engine) = wqe_ring(size);
-        let (recv_caller, recv_engine) = match srq_sges {
+        let (recv_caller, recv_engine) = match srq {
             Some(_) => (None, None),
             None => {
                 let (p, c) = recv_ring(caps.max_recv_wr, caps.max_recv_sge);
                 (Some(p), Some(c))
             }
         };
-        let rq = ReceiveQueue::new(recv_engine, init.srq, srq_sges.unwrap_or(caps.max_recv_sge as usize));
+        let (recv_sges, recv_pd) = srq.unwrap_or((caps.max_recv_sge as usize, init.pd));
+        let rq = ReceiveQueue::new(recv_engine, init.srq, recv_pd, recv_sges);
         let queue = SendQueue::new(send_engine);
         let (sender, receiver) = match init.qp_type {
             QpType::Rc => {

@@ -157,6 +157,8 @@ impl Qp {
             self.reset();
         }
         match (from, to) {
+            // Another thread may have posted while the QP was being reset.
+            (QpState::Reset, QpState::Init) => self.discard_posted(),
             (QpState::Init, QpState::Rtr) => self.start_receiving(),
             (QpState::Rtr, QpState::Rts) => self.start_sending(),
             _ => {}
@@ -178,11 +180,18 @@ impl Qp {
         self.last_error = None;
         self.established = false;
         self.notify_drained = false;
+        self.discard_posted();
+        if let Sender::Connected(r) = &mut self.sender {
+            r.reset();
+        }
+    }
+
+    /// Forgets everything posted, without completions.
+    fn discard_posted(&mut self) {
         match &mut self.sender {
             Sender::Connected(r) => {
                 while r.queue.pop().is_some() {}
                 while r.queue.discard().is_some() {}
-                r.reset();
             }
             Sender::Datagram(d) => while d.queue.discard().is_some() {},
         }

@@ -233,6 +233,10 @@ impl Requester {
             if cx.mrs.check_sges(id.pd, self.queue.sges_of(&wqe), writes).is_err() {
                 self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
             }
+            // Posted while READs were allowed, and the depth was taken away since (SQD): it could never go.
+            if writes && self.attr.max_rd_atomic == 0 {
+                self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
+            }
         }
         self.fail_poisoned_head()?;
         let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(None) };

@@ -143,8 +143,8 @@ pub(crate) fn receive(
     let grh = grh_area(from);
     let placed = cx
         .mrs
-        .scatter(id.pd, rq.sges(), 0, &grh)
-        .and_then(|()| cx.mrs.scatter(id.pd, rq.sges(), GRH_LEN as u64, datagram.payload));
+        .scatter(rq.pd(), rq.sges(), 0, &grh)
+        .and_then(|()| cx.mrs.scatter(rq.pd(), rq.sges(), GRH_LEN as u64, datagram.payload));
     let Some(head) = rq.finish() else { return Err(DropReason::NoReceiveWqe) };
     let status = if placed.is_ok() { WcStatus::Success } else { WcStatus::LocalProtection };
     let vendor = if placed.is_ok() { 0 } else { FailureKind::LocalElement as u32 };
