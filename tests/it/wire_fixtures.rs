@@ -175,7 +175,6 @@ fn hostile_packets_are_parsed_or_named() {
         assert_eq!(parse(&frame), Err(ParseError::Unsupported(Opcode::new(0x1D))), "{}", frame.name);
     }
     for frame in hostile::wrapping_ranges(&flow, &target) {
-        let result = parse(&frame);
-        assert!(matches!(result, Ok(_) | Err(ParseError::MessageTooLong(_))), "{}: {result:?}", frame.name);
+        assert!(parse(&frame).is_ok(), "{}", frame.name);
     }
 }

@@ -13,7 +13,7 @@ use crate::verbs::{
     AccessFlags, AsyncEvent, FailureKind, PdHandle, RecvHead, Sge, SrqHandle, WcData, WcOpcode, WcStatus,
     WorkCompletion,
 };
-use crate::wire::{NakCode, Place, Request, RequestOp, Reth, SendTail, WritePart};
+use crate::wire::{MAX_MESSAGE_LEN, NakCode, Place, Request, RequestOp, Reth, SendTail, WritePart};
 
 /// Why a request packet is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,6 +213,9 @@ impl Assembly {
             Place::Only => len <= mtu,
         };
         if !fits_place {
+            return Err(Refusal::INVALID);
+        }
+        if request.op.announced().is_some_and(|length| length > MAX_MESSAGE_LEN) {
             return Err(Refusal::INVALID);
         }
         let len = len as u64;

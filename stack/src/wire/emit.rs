@@ -82,12 +82,11 @@ impl<'a> Packet<'a> {
     /// The payload in `self` is not looked at: the caller puts the bytes after the headers, and [`super::seal`] ends
     /// the packet.
     ///
-    /// `None` if `out` is too short, if the opcode does not allow that payload length, if a RETH exceeds 2^31, or if
-    /// the body is none that the wire has (a READ over UC, an immediate before the last packet).
+    /// `None` if `out` is too short, if the opcode has no payload and `payload_len` is not 0, or if the body is none that the wire has (a READ over UC, an immediate before the last packet).
     #[must_use]
     pub fn write_headers(&self, payload_len: usize, out: &mut [u8]) -> Option<usize> {
         let opcode = Opcode::new(self.opcode());
-        if opcode.support() != Support::Served || !opcode.payload().admits(payload_len) || !self.is_consistent() {
+        if opcode.support() != Support::Served || !opcode.payload().frames(payload_len) || !self.is_consistent() {
             return None;
         }
         let header_len = opcode.header_len();
@@ -203,9 +202,6 @@ impl Writer<'_> {
     }
 
     fn reth(&mut self, reth: &Reth) -> Option<()> {
-        if reth.length > super::MAX_MESSAGE_LEN {
-            return None;
-        }
         self.put(reth.addr.to_be_bytes())?;
         self.put(reth.rkey.get().to_be_bytes())?;
         self.put(reth.length.to_be_bytes())

@@ -377,14 +377,14 @@ pub enum PayloadRule {
 }
 
 impl PayloadRule {
-    /// Whether a payload of `len` bytes (without pad) is allowed for some path MTU.
+    /// Whether a packet with a payload of `len` bytes (without pad) can be taken apart. What is wrong only in a message
+    /// or for a path MTU (an empty Last, a First that is no path MTU) is whole on the wire: the responder answers it with
+    /// a NAK, the requester with a bad-response completion.
     #[must_use]
-    pub const fn admits(self, len: usize) -> bool {
+    pub const fn frames(self, len: usize) -> bool {
         match self {
             Self::None => len == 0,
-            Self::Any => true,
-            Self::AtLeastOne => len > 0,
-            Self::PathMtu => len > 0 && len.is_multiple_of(4),
+            Self::Any | Self::AtLeastOne | Self::PathMtu => true,
             Self::Eight => len == 8,
         }
     }

@@ -85,7 +85,7 @@ pub struct Reth {
     pub addr: u64,
     /// Remote key.
     pub rkey: Rkey,
-    /// Bytes of the whole message, at most 2^31.
+    /// Bytes of the whole message, at most 2^31: the responder refuses more.
     pub length: u32,
 }
 
@@ -183,6 +183,15 @@ impl RequestOp {
             Self::Send(place, _) => *place,
             Self::Write(part) => part.place(),
             Self::Read(_) | Self::CompareSwap(_) | Self::FetchAdd(_) => Place::Only,
+        }
+    }
+
+    /// Bytes of the message as its RETH announces them, where the packet has one.
+    #[must_use]
+    pub const fn announced(&self) -> Option<u32> {
+        match self {
+            Self::Read(reth) | Self::Write(WritePart::First(reth) | WritePart::Only(reth, _)) => Some(reth.length),
+            _ => None,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! From bytes to a [`Packet`].
 //!
 //! Owns the checks that need no state: version, opcode, room for the headers, pad and payload against the opcode's
-//! rule. Never looks at the pad's content or the ICRC, and knows no path MTU.
+//! rule. Never looks at the pad's content or the ICRC, and knows no path MTU and no message: lengths that only those make
+//! wrong are for the responder, which has to answer them with a NAK.
 
 use thiserror::Error;
 
@@ -55,9 +56,6 @@ pub enum ParseError {
         /// Payload bytes without pad.
         payload: usize,
     },
-    /// The RETH announces more than 2^31 bytes.
-    #[error("a message of {0} bytes")]
-    MessageTooLong(u32),
 }
 
 impl<'a> Packet<'a> {
@@ -67,8 +65,8 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     ///
-    /// [`ParseError`] names the first rule that is broken, in the order of the checks: length of BTH and ICRC, version,
-    /// opcode, length of all headers, pad, payload, announced length.
+    /// [`ParseError`] names the first rule that is broken, in the order of the checks: length of the BTH, version, opcode,
+    /// length of all headers and the ICRC, pad, payload.
     pub fn parse(segment: &'a [u8]) -> Result<Self, ParseError> {
         let mut r = Reader { rest: segment, len: segment.len() };
         let bth: [u8; 12] = r.take()?;
@@ -111,7 +109,7 @@ fn payload(segment: &[u8], opcode: Opcode, pad: u8) -> Result<&[u8], ParseError>
         return Err(bad_pad);
     }
     let len = padded.checked_sub(usize::from(pad)).ok_or(bad_pad)?;
-    if !opcode.payload().admits(len) {
+    if !opcode.payload().frames(len) {
         return Err(ParseError::BadLength { opcode, payload: len });
     }
     segment.get(header_len..header_len + len).ok_or(ParseError::TooShort { have, need })
@@ -204,8 +202,7 @@ impl Reader<'_> {
     }
 
     fn reth(&mut self) -> Result<Reth, ParseError> {
-        let reth = Reth { addr: self.u64()?, rkey: self.rkey()?, length: self.u32()? };
-        if reth.length > MAX_MESSAGE_LEN { Err(ParseError::MessageTooLong(reth.length)) } else { Ok(reth) }
+        Ok(Reth { addr: self.u64()?, rkey: self.rkey()?, length: self.u32()? })
     }
 
     fn atomic_eth(&mut self) -> Result<AtomicEth, ParseError> {
@@ -298,11 +295,7 @@ mod tests {
         // A pad without payload, one that is longer than the payload, and lengths that are no multiple of 4.
         assert_eq!(of(0x04, 1, 16), ParseError::BadPad { pad: 1, available: 0 });
         assert_eq!(of(0x04, 0, 17), ParseError::BadPad { pad: 0, available: 1 });
-        // First and Middle are a path MTU long, which has no pad.
-        assert_eq!(of(0x00, 1, 16 + 256), ParseError::BadLength { opcode: Opcode::new(0x00), payload: 255 });
-        assert_eq!(of(0x01, 0, 16), ParseError::BadLength { opcode: Opcode::new(0x01), payload: 0 });
-        // Last has at least one byte; READ requests, ACKs and atomics have none.
-        assert_eq!(of(0x02, 0, 16), ParseError::BadLength { opcode: Opcode::new(0x02), payload: 0 });
+        // READ requests, ACKs and atomics have no payload.
         assert_eq!(of(0x0C, 0, 36), ParseError::BadLength { opcode: Opcode::new(0x0C), payload: 4 });
         assert_eq!(of(0x11, 3, 24), ParseError::BadLength { opcode: Opcode::new(0x11), payload: 1 });
         assert_eq!(of(0x81, 0, 28), ParseError::TooShort { have: 28, need: 32 });
@@ -310,11 +303,19 @@ mod tests {
         let mut version = segment(0x04, 0, 16);
         version[1] = 0x03;
         assert_eq!(Packet::parse(&version), Err(ParseError::BadTransportVersion(3)));
+    }
+
+    #[test]
+    fn what_only_the_responder_can_refuse_is_parsed() {
+        // A First with a pad, an empty Middle, an empty Last: no path MTU and no message has them.
+        for (opcode, pad, len) in [(0x00, 1, 16 + 256), (0x01, 0, 16), (0x02, 0, 16), (0x0D, 1, 24)] {
+            assert!(Packet::parse(&segment(opcode, pad, len)).is_ok(), "{opcode:#04x}");
+        }
         let mut long = segment(0x0C, 0, 32);
-        long[24..28].copy_from_slice(&(MAX_MESSAGE_LEN + 1).to_be_bytes());
-        assert_eq!(Packet::parse(&long), Err(ParseError::MessageTooLong(MAX_MESSAGE_LEN + 1)));
-        long[24..28].copy_from_slice(&MAX_MESSAGE_LEN.to_be_bytes());
-        assert!(Packet::parse(&long).is_ok());
+        long[24..28].copy_from_slice(&u32::MAX.to_be_bytes());
+        let reth = Reth { addr: 0, rkey: Rkey::new(0), length: u32::MAX };
+        let request = Request { service: Service::Rc, op: RequestOp::Read(reth), payload: &[] };
+        assert_eq!(Packet::parse(&long).map(|p| p.body), Ok(Body::Request(request)));
     }
 
     #[test]
@@ -328,8 +329,6 @@ mod tests {
         assert_eq!(write(Service::Rc, RequestOp::Read(reth), 0), Some(28));
         assert_eq!(write(Service::Rc, RequestOp::Read(reth), 4), None);
         assert_eq!(write(Service::Uc, RequestOp::Read(reth), 0), None);
-        let long = Reth { length: MAX_MESSAGE_LEN + 1, ..reth };
-        assert_eq!(write(Service::Rc, RequestOp::Read(long), 0), None);
         let imm = SendTail::Imm(Imm::new(7));
         assert_eq!(write(Service::Uc, RequestOp::Send(Place::Last, imm), 5), Some(16));
         assert_eq!(write(Service::Uc, RequestOp::Send(Place::Middle, imm), 256), None);
