@@ -1,5 +1,6 @@
 //! Integration tests.
 
+mod bad_packets;
 mod corner_cases;
 mod datagrams;
 mod ether;
