@@ -254,6 +254,8 @@ impl World {
         let (base, key) = self.place(case.shot.key);
         let addr = case.shot.addr.unwrap_or(base.wrapping_add_signed(case.shot.at));
         let (psn, expected) = (self.psn(to, case.shot.psn), self.psn(to, Psn::Awaited(0)));
+        // Other bytes than any packet carries, so that each write shows.
+        self.pair.node(to).region.write(0, &[0xC5; REGION]).expect("the region");
         let (memory, state) = (self.pair.node(to).region.to_vec(), self.info(to).state);
         let before = self.counters(to);
         self.deliver_at(to, &case.shot, addr, key);
