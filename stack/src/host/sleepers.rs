@@ -113,15 +113,16 @@ impl Sleepers {
         watching
     }
 
-    /// Takes a sleeper off the list. The watcher wakes another to take its seat.
+    /// Takes a sleeper off the list. Who leaves the watcher's seat free wakes another to take it.
     fn leave(&self, waker: &Arc<EventFd>) {
         let mut bed = self.bed();
         let own = waker.as_raw_fd();
         bed.sleepers.retain(|s| s.waker.as_raw_fd() != own);
         self.count.store(bed.sleepers.len(), Ordering::SeqCst);
-        if bed.watcher != Some(own) {
+        if bed.watcher.is_some_and(|watcher| watcher != own) {
             return;
         }
+        // Free, perhaps since another left: the sleeper that it woke for the seat may be this one, on its way out.
         bed.watcher = None;
         self.watch_until.store(0, Ordering::SeqCst);
         // It finds the seat free when it goes back to sleep.
@@ -255,6 +256,28 @@ mod tests {
             sleepers.after_round(NEVER);
             until(|| sleepers.count.load(Ordering::SeqCst) == 1 && seat().is_some_and(|s| s != first));
         });
+    }
+
+    #[test]
+    fn a_seat_that_is_handed_to_a_sleeper_on_its_way_out_is_handed_on() {
+        let (sleepers, (a, _keep)) = (Sleepers::new(), cq());
+        let wakers: Vec<_> = (0..3).map(|_| Arc::new(EventFd::new().unwrap())).collect();
+        for waker in &wakers {
+            sleepers.enter(waker, Some(&a));
+        }
+        // One round woke the watcher and the second; the watcher is first to leave, and finds the second in the list.
+        sleepers.leave(&wakers[0]);
+        assert!(wakers[1].clear());
+        // The second has what it waited for and will not sleep again: the third must watch.
+        sleepers.leave(&wakers[1]);
+        assert!(wakers[2].clear(), "nobody watches the device");
+        // While somebody watches, nobody is woken for it.
+        sleepers.leave(&wakers[2]);
+        assert!(sleepers.enter(&wakers[2], Some(&a)));
+        sleepers.enter(&wakers[0], Some(&a));
+        sleepers.leave(&wakers[0]);
+        assert!(!wakers[2].clear());
+        sleepers.leave(&wakers[2]);
     }
 
     #[test]
