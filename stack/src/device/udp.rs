@@ -263,9 +263,10 @@ impl Device for UdpDevice {
     }
 
     fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
-        let (mut handed, mut passed) = (0, 0);
-        while handed < budget {
-            let want = (budget - handed).min(BATCH);
+        // What is dropped counts too: a flood of it must not keep the engine from its timers and from sending.
+        let (mut handed, mut taken, mut passed) = (0, 0, 0);
+        while taken < budget {
+            let want = (budget - taken).min(BATCH);
             let Some(first) = self.sockets.first() else { break };
             let got = match self.rx.receive(first.socket.as_fd(), want) {
                 Ok(got) => got,
@@ -277,6 +278,7 @@ impl Device for UdpDevice {
                 }
                 Err(_) => break,
             };
+            taken += got;
             for (meta, bytes) in (0..got).filter_map(|i| self.rx.get(i)) {
                 if let Some(flow) = self.flow_of(meta).filter(|_| !bytes.is_empty()) {
                     sink(RxBurst { flow, bytes, segment: bytes.len(), ids: RxIds::Hidden, at: now });
@@ -611,6 +613,17 @@ mod tests {
         raw.send_to(b"good", to).unwrap();
         assert_eq!(receive(&mut b, 1)[0].1, b"good");
         assert_eq!(b.lost().receive, 2);
+    }
+
+    #[test]
+    fn a_flood_of_useless_datagrams_does_not_keep_a_receive_busy() {
+        let mut b = device();
+        let raw = UdpSocket::bind((address(), 0)).unwrap();
+        for _ in 0..4 * BATCH {
+            raw.send_to(&[], SocketAddr::new(b.address, Flow::PORT)).unwrap();
+        }
+        assert_eq!(b.receive(T0, BATCH, &mut |_| ()).unwrap(), 0);
+        assert_eq!(b.lost().receive, BATCH as u64);
     }
 
     #[test]
