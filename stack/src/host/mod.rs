@@ -185,7 +185,9 @@ impl Handle {
     /// # Errors
     /// [`VerbsError::Unsupported`] when no descriptor is left.
     pub fn event_fd(&mut self) -> Result<OwnedFd, VerbsError> {
-        duplicate(&self.shared.event_descriptor)
+        let descriptor = duplicate(&self.shared.event_descriptor)?;
+        self.shared.announce_waiting();
+        Ok(descriptor)
     }
 
     fn waker(&mut self) -> Result<Arc<EventFd>, VerbsError> {

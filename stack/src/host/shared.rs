@@ -261,6 +261,14 @@ impl Shared {
         }
     }
 
+    /// Makes the descriptor of the events tell of those that came before it was made.
+    pub(super) fn announce_waiting(&self) {
+        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(descriptor) = self.event_descriptor.get().filter(|_| !events.is_empty()) {
+            descriptor.set();
+        }
+    }
+
     /// The oldest event. The descriptor stays readable while others wait.
     pub(super) fn next_event(&self) -> Option<AsyncEvent> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);

@@ -224,6 +224,19 @@ fn without_a_descriptor_a_notification_is_an_event() {
 }
 
 #[test]
+fn a_descriptor_made_after_an_event_is_readable() {
+    let (a, b) = (host(), host());
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    right.post_recv(&mut vb, 5);
+    vb.req_notify(right.cq, Notify::Any).unwrap();
+    left.post(&mut va, 1, Operation::Send);
+    assert_eq!(wait_one(&right, &mut vb).wr_id, 5);
+    let fd = vb.event_fd().unwrap();
+    assert_eq!(wait(&[Watch::Readable(fd.as_raw_fd())], Some(Duration::ZERO)).unwrap(), 1);
+}
+
+#[test]
 fn a_qp_in_error_flushes_what_another_thread_posts_while_one_waits() {
     let (a, b) = (host(), host());
     let (mut va, mut vb) = (a.handle(), b.handle());
