@@ -123,7 +123,16 @@ impl Gsi {
             signal_all: true,
             qpn: Some(Qpn::GSI),
         };
-        let qp = verbs.create_qp(init)?;
+        let qp = match verbs.create_qp(init) {
+            Ok(qp) => qp,
+            Err(error) => {
+                // Whose QP1 it is stays so: nothing else may be left behind by asking. None of these is in use.
+                let _ = verbs.destroy_cq(cq);
+                let _ = verbs.deregister(mr.handle);
+                let _ = verbs.dealloc_pd(pd);
+                return Err(error.into());
+            }
+        };
         for step in
             [QpTransition::Init(InitAttr::datagram(QKey::GSI)), QpTransition::RtrUd, QpTransition::RtsPsn(Psn::ZERO)]
         {
@@ -230,10 +239,7 @@ impl Gsi {
         }
         let Ok(slot) = u32::try_from(completion.wr_id & !SEND_ID) else { return };
         if completion.wr_id & SEND_ID != 0 {
-            if let Some(peer) = self.sending.remove(&slot).and_then(|to| self.peers.get_mut(&to)) {
-                peer.in_flight = peer.in_flight.saturating_sub(1);
-            }
-            self.free.push(slot);
+            self.on_sent(verbs, slot, ok);
             return;
         }
         if ok {
@@ -245,6 +251,25 @@ impl Gsi {
         // A QP in ERR flushes its receives: they stay out then.
         if completion.status != WcStatus::WorkRequestFlushed && self.post_receive(verbs, slot).is_err() {
             self.counters.failed += 1;
+        }
+    }
+
+    /// A send is over. One that failed left QP1 in SQE, where nothing is sent any more, and its address handle may be why.
+    fn on_sent(&mut self, verbs: &mut dyn Verbs, slot: u32, ok: bool) {
+        self.free.push(slot);
+        if !ok {
+            // Refused when a failure before this one was answered already, or QP1 is in ERR.
+            let _ = verbs.modify_qp(self.qp, QpTransition::Resume.into());
+        }
+        let Some(to) = self.sending.remove(&slot) else { return };
+        let Some(peer) = self.peers.get_mut(&to) else { return };
+        peer.in_flight = peer.in_flight.saturating_sub(1);
+        if !ok
+            && peer.in_flight == 0
+            && let Some(peer) = self.peers.remove(&to)
+        {
+            // Made anew for the next MAD.
+            let _ = verbs.destroy_ah(peer.ah);
         }
     }
 
@@ -359,7 +384,52 @@ const fn blank(qp: QpHandle) -> WorkCompletion {
 
 #[cfg(test)]
 mod tests {
+    use uroce::device::loopback::Switch;
+    use uroce::engine::Engine;
+    use uroce::rng::Rng;
+    use uroce::types::{RetryCount, RnrRetry};
+
     use super::*;
+    use crate::agent::{Config, ConnectParams};
+    use crate::wire::{ServiceId, TransportService};
+
+    #[test]
+    fn a_send_that_fails_does_not_silence_qp1() {
+        let ip = |n| core::net::IpAddr::from([10, 0, 0, n]);
+        let mut engine = Engine::open(Switch::new().port(&[ip(1)])).unwrap();
+        let mut gsi = Gsi::new(engine.endpoint_mut(), GsiConfig::default()).unwrap();
+        let mut agent = Agent::new(Config::default(), Rng::from_u64(1));
+        let path = crate::comm::Path::new(ip(1).into(), ip(2).into());
+        let params = ConnectParams {
+            path,
+            service_id: ServiceId::new(1),
+            transport: TransportService::Rc,
+            local_qpn: Qpn::from_wire(0x20),
+            starting_psn: None,
+            srq: false,
+            responder_resources: 1,
+            initiator_depth: 1,
+            retry_count: RetryCount::MAX,
+            rnr_retry: RnrRetry::FOREVER,
+            flow_control: true,
+            private_data: b"",
+        };
+        let now = engine.now();
+        agent.connect(now, &params).unwrap();
+        gsi.send_all(engine.endpoint_mut(), &mut agent);
+        // The address handle goes while the datagram waits: the send fails, and QP1 goes to SQE.
+        let (_, peer) = gsi.peers.first_key_value().unwrap();
+        engine.endpoint_mut().destroy_ah(peer.ah).unwrap();
+        engine.poll().unwrap();
+        gsi.poll(now, engine.endpoint_mut(), &mut agent).unwrap();
+        assert_eq!((gsi.counters.failed, gsi.free.len()), (1, 64));
+        // The next goes out.
+        agent.connect(now, &ConnectParams { local_qpn: Qpn::from_wire(0x21), ..params }).unwrap();
+        gsi.send_all(engine.endpoint_mut(), &mut agent);
+        engine.poll().unwrap();
+        gsi.poll(now, engine.endpoint_mut(), &mut agent).unwrap();
+        assert_eq!((gsi.counters.failed, gsi.free.len()), (1, 64));
+    }
 
     #[test]
     fn both_kinds_of_header() {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use uroce::rng::Rng;
 use uroce::time::Duration;
 use uroce::types::{AckTimeout, PathMtu, RnrTimer};
-use uroce::verbs::{QpState, QpType};
+use uroce::verbs::{QpState, QpType, Verbs};
 use uroce_cm::id::{IdError, IdOptions, STATUS_NO_DEVICE, STATUS_TIMED_OUT};
 use uroce_cm::wire::{PortSpace, RejReason, TransportService};
 use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdHandle, RdmaCm};
@@ -266,6 +266,16 @@ fn a_second_front_finds_qp1_taken() {
     let mut net = Net::new();
     let second = net.on(A, |_, _, verbs| Cm::new(verbs, CmConfig::default(), Rng::from_u64(9)).err());
     assert!(second.is_some());
+    // Asking left nothing behind: the next PD and CQ are those that a first attempt took.
+    let taken = |verbs: &mut dyn Verbs| {
+        let (pd, cq) = (verbs.alloc_pd().unwrap(), verbs.create_cq(1).unwrap());
+        verbs.dealloc_pd(pd).unwrap();
+        verbs.destroy_cq(cq).unwrap();
+        (pd.slot(), cq.slot())
+    };
+    let before = net.on(A, |_, _, verbs| taken(verbs));
+    assert!(net.on(A, |_, _, verbs| Cm::new(verbs, CmConfig::default(), Rng::from_u64(9)).is_err()));
+    assert_eq!(net.on(A, |_, _, verbs| taken(verbs)), before);
 }
 
 #[test]
