@@ -305,6 +305,39 @@ fn a_peer_that_reuses_its_qp_too_soon_is_stale() {
 }
 
 #[test]
+fn a_rep_from_a_qp_of_a_live_connection_is_stale() {
+    // The server restarts with its GUID and hands out a QP that the client still has a connection to.
+    let server = Config { ca_guid: Some(CaGuid::new(0x0200_0000_0000_0002)), ..exact() };
+    let mut pair = Pair::with(6, exact(), server);
+    pair.listen(B);
+    let old = pair.connect(A);
+    pair.run_until(at(10));
+    let theirs = pair.terms[A][0].1.remote_qpn;
+    pair.agents[B] = Agent::new(server, Rng::from_u64(98));
+    pair.listen(B);
+    pair.answers[B] = false;
+    let new = pair.connect(A);
+    pair.run_until(at(12));
+    let Some((_, CmEvent::ConnectRequest(req))) = pair.events[B].last().cloned() else { panic!() };
+    let params = AcceptParams { local_qpn: theirs, ..accept_params() };
+    pair.agents[B].accept(pair.now, req.comm, &params).unwrap();
+    let before = pair.sent[A].len();
+    pair.run_until(at(14));
+    // The REP is refused with reason 10; the old connection, which the server has forgotten, is disconnected.
+    let sent: Vec<Message> = pair.sent[A][before..].iter().map(|(_, mad)| mad.message).collect();
+    let [Message::Dreq(dreq), Message::Rej(rej)] = sent[..] else { panic!("{:?}", pair.ladder(A)) };
+    assert_eq!((rej.reason, rej.message), (RejReason::StaleConnection, RejectedMessage::Rep));
+    assert_eq!(dreq.remote_qpn, theirs);
+    assert_eq!((pair.agents[A].state(old), pair.agents[A].state(new)), (Some(CommState::DreqSent), None));
+    let Some((_, CmEvent::Rejected(rejection))) = pair.events[A].last() else { panic!("{:?}", pair.told(A)) };
+    assert_eq!((rejection.comm, rejection.message), (new, RejectedMessage::Rep));
+    // The server answers for the connection it has forgotten.
+    pair.run_until(at(20));
+    assert_eq!(pair.agents[A].state(old), None);
+    assert!(pair.told(A).contains(&"Disconnected"));
+}
+
+#[test]
 fn a_full_backlog_refuses_or_keeps_silent() {
     for (overflow, answer) in [(Overflow::Reject, vec!["REJ"; 3]), (Overflow::Drop, vec![])] {
         let server = Config { overflow, ..exact() };
