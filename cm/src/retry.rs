@@ -40,6 +40,9 @@ impl RetryPolicy {
     /// The REQ has four bits for the number of repeats.
     pub const MAX_RETRIES: u8 = 15;
 
+    /// The longest interval that a peer can ask for, 17.2 s (code 22): one that claims more holds no state for hours.
+    pub const PATIENCE_MAX: Duration = Duration::from_nanos(4096 << 22);
+
     /// The interval after sending number `n` (from 1), without jitter.
     #[must_use]
     pub fn interval(&self, n: u32) -> Duration {
@@ -53,10 +56,11 @@ impl RetryPolicy {
         interval
     }
 
-    /// This policy, but never more impatient than `patience` nor more often than `retries`: what the peer asked for.
+    /// This policy, but never more impatient than `patience` nor more often than `retries`: what the peer asked for,
+    /// up to [`Self::PATIENCE_MAX`].
     #[must_use]
     pub fn within(self, patience: Duration, retries: u8) -> Self {
-        Self { initial: self.initial.max(patience), retries: self.retries.min(retries), ..self }
+        Self { initial: self.initial.max(patience.min(Self::PATIENCE_MAX)), retries: self.retries.min(retries), ..self }
     }
 }
 

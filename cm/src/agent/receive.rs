@@ -8,9 +8,9 @@ use super::{Agent, address_of};
 use super::{CmEvent, ConnectRequest, DisconnectCause, MadAddress, Overflow, Rejection, Reply};
 use crate::comm::{Comm, CommId, Incoming, ListenerId, Path, State, Verdict, verdict};
 use crate::wire::{
-    Apr, AprStatus, Ari, CommunicationId, Drep, Dreq, IpHeader, Lap, Mad, Message, Mra, MraedMessage, PrivateData, Rej,
-    RejReason, RejectedMessage, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, TransactionId,
-    TransportService,
+    Apr, AprStatus, Ari, CaGuid, CommunicationId, Drep, Dreq, IpHeader, Lap, Mad, Message, Mra, MraedMessage,
+    PrivateData, Rej, RejReason, RejectedMessage, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus,
+    TransactionId, TransportService,
 };
 
 /// A REQ or REP that is refused without asking the consumer.
@@ -84,7 +84,7 @@ impl Agent {
         }
         let result = self
             .check_req(from, req)
-            .and_then(|()| self.check_stale(now, req.ca_guid, req.local_qpn))
+            .and_then(|()| self.check_stale(now, from, (req.ca_guid, req.local_qpn)))
             .and_then(|()| self.listener_for(req));
         match result {
             Ok((listener, ip)) => self.admit(from, transaction, (req, listener, ip)),
@@ -129,11 +129,14 @@ impl Agent {
         Ok(())
     }
 
-    /// A peer that asks with a QP which still belongs to a connection has restarted, or reuses it too soon.
-    fn check_stale(&mut self, now: Instant, guid: crate::wire::CaGuid, qpn: Qpn) -> Result<(), Refused> {
+    /// A peer that asks with a QP which still belongs to a connection has restarted, or reuses it too soon. The old
+    /// connection ends when the word comes from where it does: a GUID and a QPN are no secret.
+    fn check_stale(&mut self, now: Instant, from: MadAddress, (guid, qpn): (CaGuid, Qpn)) -> Result<(), Refused> {
         let Some(owner) = self.tables.owner_of_remote_qp(guid, qpn) else { return Ok(()) };
         if let Owner::Live(old) = owner
-            && self.tables.comms.get(old).is_some_and(|c| matches!(c.state, State::Established { .. }))
+            && let Some(comm) = self.tables.comms.get(old)
+            && matches!(comm.state, State::Established { .. })
+            && comm.path.remote == from.remote
         {
             self.start_disconnect(now, old, PrivateData::EMPTY);
         }
@@ -283,7 +286,8 @@ impl Agent {
             self.on_duplicate(handle, Incoming::Rep);
             return;
         }
-        let checked = self.check_rep(handle, rep).and_then(|()| self.check_stale(now, rep.ca_guid, rep.local_qpn));
+        let checked =
+            self.check_rep(handle, rep).and_then(|()| self.check_stale(now, from, (rep.ca_guid, rep.local_qpn)));
         if let Err(refused) = checked {
             let (reason, ari) = (refused.reason, refused.ari);
             self.refuse_rep(from, transaction, rep, refused);
@@ -432,7 +436,10 @@ impl Agent {
     }
 
     fn on_dreq(&mut self, now: Instant, from: MadAddress, transaction: TransactionId, dreq: &Dreq) {
-        let Some(handle) = self.find(from, dreq.remote_comm_id, dreq.local_comm_id) else {
+        let found = self.find(from, dreq.remote_comm_id, dreq.local_comm_id);
+        // Before its REP is here, the peer's connection is as unknown to us as a forgotten one.
+        let is_known = |h: &CommId| self.tables.comms.get(*h).is_some_and(|c| c.remote_id != CommunicationId::NONE);
+        let Some(handle) = found.filter(is_known) else {
             // A connection that we have forgotten, or that waits: the peer shall not ask in vain.
             let ids = (dreq.remote_comm_id, dreq.local_comm_id);
             self.send_drep(from, transaction, ids, PrivateData::EMPTY);

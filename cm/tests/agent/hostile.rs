@@ -5,12 +5,12 @@ use uroce::types::{PKey, PathMtu};
 use uroce_cm::agent::{AddressFilter, CmEvent, ConnectParams, Limits, MadAddress};
 use uroce_cm::comm::CommState;
 use uroce_cm::wire::{
-    Ari, CaGuid, CommunicationId, Drep, Dreq, Lap, Mad, Message, PrivateData, Rej, RejReason, RejectedMessage, Rep,
-    Req, Rtu, SidrReq, SidrStatus, TransactionId, TransportService,
+    Ari, CaGuid, CmTimeout, CommunicationId, Drep, Dreq, Lap, Mad, Message, PrivateData, Rej, RejReason,
+    RejectedMessage, Rep, Req, Rtu, SidrReq, SidrStatus, TransactionId, TransportService,
 };
 use uroce_cm::{Agent, Config, RetryPolicy};
 
-use crate::pair::{A, B, Pair, SERVICE, at, connect_params, exact, gid, ms, qpn};
+use crate::pair::{A, B, Pair, SERVICE, accept_params, at, connect_params, exact, gid, ms, qpn};
 
 const FROM: fn() -> MadAddress = || MadAddress { local: gid(B), remote: gid(A) };
 
@@ -313,6 +313,39 @@ fn strangers_do_not_touch_a_connection() {
     let wrong = Rtu { local_comm_id: CommunicationId::new(1), remote_comm_id: ours, private_data: PrivateData::EMPTY };
     pair.agents[B].handle_mad(pair.now, FROM(), &Mad::new(TransactionId::new(5), wrong).emit());
     assert_eq!(pair.agents[B].state(b), Some(CommState::Established));
+}
+
+#[test]
+fn a_stranger_that_names_a_live_qp_disconnects_nobody() {
+    let mut pair = Pair::new();
+    pair.listen(B);
+    pair.connect(A);
+    pair.run_until(at(10));
+    let (_, b) = pair.comms();
+    let Message::Req(req) = pair.sent[A][0].1.message else { panic!() };
+    // GUID and QPN of A, but from elsewhere: whoever saw A's REQ can send that.
+    let mut primary = req.primary;
+    primary.local_gid = gid(9);
+    let forged = Req { local_comm_id: CommunicationId::new(77), primary, ..req };
+    let from = MadAddress { remote: gid(9), ..FROM() };
+    pair.agents[B].handle_mad(pair.now, from, &Mad::new(TransactionId::new(5), forged).emit());
+    let Some(Message::Rej(rej)) = answer(&mut pair.agents[B]) else { panic!() };
+    assert_eq!(rej.reason, RejReason::StaleConnection);
+    assert_eq!(pair.agents[B].state(b), Some(CommState::Established));
+}
+
+#[test]
+fn peers_that_claim_to_be_slow_are_reaped_all_the_same() {
+    // A response timeout of code 31 is 2.4 hours, times 16 sendings of the REP.
+    let mut agent = server(Limits::default());
+    let slow = Req { local_response_timeout: CmTimeout::new(31).unwrap(), max_cm_retries: 15, ..good_req() };
+    feed(&mut agent, slow);
+    let Some(CmEvent::ConnectRequest(request)) = agent.poll_event() else { panic!() };
+    agent.accept(at(0), request.comm, &accept_params()).unwrap();
+    while let Some(due) = agent.poll_timeout().filter(|due| *due <= at(600_000)) {
+        agent.handle_timeout(due);
+    }
+    assert_eq!((agent.half_open(), agent.communications()), (0, 0));
 }
 
 #[test]

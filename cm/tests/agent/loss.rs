@@ -281,3 +281,23 @@ fn a_consumer_that_does_not_answer_a_dreq_is_answered_for() {
     assert_eq!(pair.sent_of(B, MadKind::Drep)[0], at(1011));
     assert!(pair.told(B).contains(&"Disconnected"));
 }
+
+#[test]
+fn a_dreq_after_a_lost_rep_does_not_leave_both_sides_asking() {
+    // The server accepts, its REP is lost, and it changes its mind.
+    let mut pair = Pair::new();
+    pair.listen(B);
+    pair.fault(B, MadKind::Rep, 1, Fault::Drop);
+    let a = pair.connect(A);
+    pair.run_until(at(2));
+    let b = pair.terms[B][0].0;
+    pair.agents[B].disconnect(pair.now, b, b"").unwrap();
+    // The DREQ names a connection that A does not have yet: DREP at once.
+    pair.run_until(at(5));
+    assert_eq!(pair.ladder(A), ["REQ", "DREP"]);
+    assert_eq!((pair.agents[B].state(b), pair.agents[A].state(a)), (None, Some(CommState::ReqSent)));
+    assert_eq!(pair.told(B), ["ConnectRequest", "Disconnected"]);
+    // By the time the REQ comes again TIMEWAIT is over: it is a REQ like any other.
+    pair.run_until(at(1000));
+    assert_eq!(pair.agents[A].state(a), Some(CommState::Established));
+}
