@@ -43,7 +43,8 @@ pub enum DropReason {
     Filtered,
     /// A known operation that this endpoint does not serve (XRC, FLUSH, ATOMIC WRITE, RD).
     Unsupported,
-    /// A request that the responder refuses without an answer (UC access errors).
+    /// A request that the responder refuses without an answer (UC access and length errors, datagrams longer than any
+    /// path MTU).
     Refused,
 }
 

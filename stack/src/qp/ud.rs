@@ -132,6 +132,10 @@ pub(crate) fn receive(
     id: &Ident,
     cx: &mut Cx<'_>,
 ) -> Result<(), DropReason> {
+    // A datagram is one packet, which no path MTU lets be longer than 4096 bytes, though a jumbo frame could.
+    if datagram.payload.len() > PathMtu::B4096.bytes() {
+        return Err(DropReason::Refused);
+    }
     if !rq.hold(cx) {
         return Err(DropReason::NoReceiveWqe);
     }
