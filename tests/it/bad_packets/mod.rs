@@ -142,6 +142,9 @@ impl Case {
     }
 }
 
+/// Where the PSNs begin: anywhere, before and behind the wrap, and where the sign of a 24-bit number turns.
+const FIRST_PSNS: [u32; 4] = [100, 0xFF_FFFF, 0, 0x7F_FFFF];
+
 fn corpus() -> Vec<Case> {
     let mut all = malformed::cases();
     all.extend(delivery::cases());
@@ -159,16 +162,19 @@ fn every_bad_packet_meets_its_verdict() {
     let mut wrong = Vec::new();
     for case in &all {
         *counts.entry(case.verdict.kind()).or_default() += 1;
-        let mut world = World::new(case.qp, case.situation);
-        if let Err(what) = world.judge(case) {
-            wrong.push(format!("{}: expected {:?}, {what}", case.name, case.verdict));
+        for start in FIRST_PSNS {
+            let mut world = World::new(case.qp, case.situation, start);
+            if let Err(what) = world.judge(case) {
+                wrong.push(format!("{} from PSN {start:#x}: expected {:?}, {what}", case.name, case.verdict));
+            }
         }
     }
     println!("{} packets", all.len());
     for (kind, n) in counts {
         println!("{n:6} {kind}");
     }
-    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), all.len(), wrong.join("\n"));
+    let (n, of) = (wrong.len(), all.len() * FIRST_PSNS.len());
+    assert!(wrong.is_empty(), "{n} of {of} differ:\n{}", wrong.join("\n"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::{Case, Situation, Verdict};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut all = ahead();
+    all.extend(inside_a_message());
     all.extend(duplicates());
     all.extend(repeated_reads());
     all.extend(repeated_atomics());
@@ -62,6 +63,25 @@ fn duplicates() -> Vec<Case> {
         let shot = Shot { psn: Psn::Awaited(-1), key: Key::Raw(0), length: Some(77), ..Shot::new(opcode) };
         let text = format!("{} again with no key", name(opcode));
         all.push(Case::rc(text, Situation::After(0x0A), shot, Verdict::Answer(0x11, 0)));
+    }
+    all
+}
+
+/// Neither a gap nor a repeat tears the message in progress: it goes on where it was (9.7.3.2, 9.7.5.1.1).
+fn inside_a_message() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (text, situation) in [("SEND", Situation::InSend), ("WRITE", Situation::InWrite(512, false))] {
+        for opcode in RC_REQUESTS {
+            let shot = Shot { psn: Psn::Awaited(1), ..Shot::new(opcode) };
+            let name = name(opcode);
+            all.push(Case::rc(format!("{name} ahead inside a {text}"), situation, shot, Verdict::SequenceNak));
+            let shot = Shot { psn: Psn::Awaited(-1), ..shot };
+            let verdict = match opcode {
+                0x0C | 0x13 | 0x14 => Verdict::Drop(DropReason::ForgottenDuplicate),
+                _ => Verdict::Answer(0x11, 0),
+            };
+            all.push(Case::rc(format!("{name} repeated inside a {text}"), situation, shot, verdict));
+        }
     }
     all
 }

@@ -119,7 +119,7 @@ fn receives() -> Vec<Case> {
         .into()
 }
 
-/// Q_Key (9.8.3.1), room for payload and 40 bytes (11.4.1.2); the PSN of a datagram means nothing.
+/// Q_Key (9.8.3.1), at most the path MTU (9.8.3.1), room for payload and 40 bytes (11.4.1.2); the PSN of a datagram means nothing.
 fn datagrams() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in [0x64, 0x65] {
@@ -147,6 +147,16 @@ fn datagrams() -> Vec<Case> {
         for payload in [0, 1, 255, 260] {
             add(format!("{payload} bytes"), Situation::SmallReceive, Shot::payload(opcode, payload), Verdict::Lands);
         }
+        for payload in [4097, 4100, 5000] {
+            let long = Verdict::Drop(DropReason::Refused);
+            add(
+                format!("{payload} bytes, more than any path MTU"),
+                Situation::Idle,
+                Shot::payload(opcode, payload),
+                long,
+            );
+        }
+        add("4096 bytes, the longest path MTU".into(), Situation::Idle, Shot::payload(opcode, 4096), Verdict::Lands);
         let src = Some("192.0.2.77".parse().unwrap());
         add("from anybody".into(), Situation::Idle, Shot { src, ..Shot::new(opcode) }, Verdict::Lands);
         let shot = Shot { pkey: 0x8000, ..Shot::new(opcode) };

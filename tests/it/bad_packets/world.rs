@@ -16,7 +16,6 @@ use super::{Case, Situation, Verdict, Waiting};
 
 /// Bytes of each side's region.
 pub(super) const REGION: usize = 8192;
-const PSN_A: u32 = 100;
 
 /// A packet that the endpoint sent: opcode, PSN, syndrome where it has one.
 type Sent = (u8, u32, Option<u8>);
@@ -25,12 +24,14 @@ pub(super) struct World {
     pair: Pair,
     qp: QpType,
     situation: Situation,
+    /// The first PSN of A.
+    start: u32,
     /// Opcode and payload of the Last that the message in progress needs.
     open: Option<(u8, usize)>,
 }
 
 impl World {
-    pub(super) fn new(qp: QpType, situation: Situation) -> Self {
+    pub(super) fn new(qp: QpType, situation: Situation, start: u32) -> Self {
         let rd_atomic = match situation {
             Situation::NoDepth => 0,
             Situation::DepthUsed | Situation::Forgotten(_) => 1,
@@ -39,13 +40,13 @@ impl World {
         let options = Options {
             qp_type: qp,
             mtu: PathMtu::B256,
-            psn_a: PSN_A,
+            psn_a: start,
             region: REGION,
             cq_depth: 64,
             rd_atomic,
             ..Options::default()
         };
-        let mut world = Self { pair: Pair::new(&options), qp, situation, open: None };
+        let mut world = Self { pair: Pair::new(&options), qp, situation, start, open: None };
         world.prepare();
         world
     }
@@ -136,7 +137,7 @@ impl World {
             av: AddressVector::new("10.0.0.1".parse::<std::net::IpAddr>().unwrap().into(), 0),
             path_mtu: PathMtu::B256,
             dest_qpn: peer,
-            rq_psn: uroce::types::Psn::from_wire(PSN_A),
+            rq_psn: uroce::types::Psn::from_wire(self.start),
             max_dest_rd_atomic: 16,
             min_rnr_timer: RnrTimer::DEFAULT,
         };
@@ -163,7 +164,7 @@ impl World {
     fn psn(&mut self, side: Side, psn: Psn) -> u32 {
         let queues = self.info(side).queues;
         let (origin, offset) = match (psn, side) {
-            (Psn::First(offset), _) => (PSN_A, offset),
+            (Psn::First(offset), _) => (self.start, offset),
             (Psn::Awaited(offset), Side::A) => (queues.unacked_psn.get(), offset),
             (Psn::Awaited(offset), Side::B) => (queues.rq_psn.get(), offset),
         };
@@ -271,8 +272,10 @@ impl World {
         {
             return Err(format!("{outcome:?}"));
         }
-        let kept = matches!(case.situation, Situation::After(_) | Situation::AfterLongRead | Situation::Forgotten(_));
-        if !outcome.fits(case.verdict, psn, expected) || (kept && outcome.written) {
+        // A repeat is answered and never executed.
+        let kept = matches!(case.shot.psn, Psn::First(_))
+            || matches!(case.shot.psn, Psn::Awaited(back) if back < 0) && case.qp == QpType::Rc;
+        if !outcome.fits(case.verdict, psn, expected) || (kept && to == Side::B && outcome.written) {
             return Err(format!("{outcome:?}, written to: {}", outcome.written));
         }
         let ends = matches!(case.verdict, Verdict::Nak(..) | Verdict::AckThenErr | Verdict::Fails(_));
