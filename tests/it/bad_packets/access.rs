@@ -1,4 +1,4 @@
-//! Keys, ranges, rights and alignment (IBTA Vol 1 9.7.4.1.3 to 9.7.4.1.5 and 10.6.5): what a peer may not touch. NAK
+//! Keys, ranges, rights and alignment (IBTA Vol 1 9.7.4.1 and 10.6): what a peer may not touch. NAK
 //! remote access error, or invalid request where the QP itself forbids the operation or an address is not aligned.
 
 use super::shot::{Key, Shot, name};
@@ -39,7 +39,7 @@ fn keys() -> Vec<Case> {
     all
 }
 
-/// [VA, VA + length) inside the region, computed without wrap (10.6.5.2; CVE-2016-8636 in another stack).
+/// [VA, VA + length) inside the region, computed without wrap (10.6; CVE-2016-8636 in another stack).
 fn ranges() -> Vec<Case> {
     let size = i64::try_from(super::world::REGION).unwrap();
     let mut all = Vec::new();
@@ -97,7 +97,7 @@ fn right(opcode: u8) -> u32 {
     }
 }
 
-/// An operation that the QP does not allow is an invalid request (9.7.4.1.3), whatever the region says.
+/// An operation that the QP does not allow is an invalid request (9.7.4.1), whatever the region says.
 fn rights_of_the_qp() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in REMOTE {
@@ -110,7 +110,7 @@ fn rights_of_the_qp() -> Vec<Case> {
     all
 }
 
-/// Atomics take aligned addresses; a wrong one is an invalid request (9.4.5, 9.7.4.1.3). Key and range come first.
+/// Atomics take aligned addresses; a wrong one is an invalid request (9.4, 9.7.4.1). Key and range come first.
 fn alignment() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in [0x13, 0x14] {
@@ -128,13 +128,13 @@ fn alignment() -> Vec<Case> {
     all
 }
 
-/// More READs and atomics than `max_dest_rd_atomic` (9.7.4.1.3: too many outstanding is an invalid request).
+/// More READs and atomics than `max_dest_rd_atomic` (9.7.4.1: too many outstanding is an invalid request). A READ that
+/// waits is answered before the NAK.
 fn depth() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in [0x0C, 0x13, 0x14] {
         for (text, situation) in [("where none was agreed", Situation::NoDepth), ("one too many", Situation::DepthUsed)]
         {
-            // A READ that waits for its answer is answered first, so the NAK is not the first that is sent.
             all.push(Case::rc(format!("{} {text}", name(opcode)), situation, Shot::new(opcode), Verdict::INVALID));
         }
         let shot = Shot { key: Key::Raw(0), ..Shot::new(opcode) };
@@ -146,7 +146,7 @@ fn depth() -> Vec<Case> {
     all
 }
 
-/// SEND with invalidate of a key that cannot be invalidated (9.4.1.1.3; protocol notes: no NAK code exists, the SEND is
+/// SEND with invalidate of a key that cannot be invalidated (9.4; protocol notes: no NAK code exists, the SEND is
 /// acknowledged and the QP fails).
 fn invalidation() -> Vec<Case> {
     let keys = [

@@ -1,4 +1,4 @@
-//! Whether a packet reaches its QP at all: number, class, state, partition, addresses (IBTA Vol 1 9.6.1.1 and annex
+//! Whether a packet reaches its QP at all: number, class, state, partition, addresses (IBTA Vol 1 9.6.1 and annex
 //! A17). What does not is dropped in silence, and no QP is the worse for it.
 
 use std::net::IpAddr;
@@ -38,7 +38,7 @@ fn qp_numbers() -> Vec<Case> {
     all
 }
 
-/// The opcode's class has to be that of the QP (9.6.1.1.2).
+/// The opcode's class has to be that of the QP (9.6.1).
 fn classes() -> Vec<Case> {
     let rc = || RC_REQUESTS.into_iter().chain(RC_RESPONSES);
     let wrong = Verdict::Drop(DropReason::WrongTransport);
@@ -75,7 +75,7 @@ fn states() -> Vec<Case> {
     all
 }
 
-/// The low 15 bits must be equal and one side at least a full member, which we are (9.6.1.1.3, 10.9.3).
+/// The low 15 bits must be equal and one side at least a full member, which we are (9.6.1, 10.9).
 fn partitions() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in [0x04, 0x0A, 0x0C, 0x13] {
@@ -98,7 +98,7 @@ fn partitions() -> Vec<Case> {
     all
 }
 
-/// Source and destination address are those of the connection (annex A17.4.3: the checks on the GRH).
+/// Source and destination address are those of the connection (annex A17: the IP header stands for the GRH).
 fn addresses() -> Vec<Case> {
     let ip = |s: &str| -> Option<IpAddr> { Some(s.parse().unwrap()) };
     let pairs = [
@@ -133,7 +133,7 @@ fn addresses() -> Vec<Case> {
     all
 }
 
-/// Congestion notifications (annex A17.9.3): PSN, marks and reserved bytes mean nothing; it is never answered.
+/// Congestion notifications (annex A17): PSN, marks and reserved bytes mean nothing; it is never answered.
 fn congestion() -> Vec<Case> {
     let ignored = Verdict::Silent;
     let cnp = Shot { ack: 0, marks: 0x40, flags: Some(0), ..Shot::new(0x81) };

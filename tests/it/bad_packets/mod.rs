@@ -77,19 +77,19 @@ enum Situation {
     Idle,
     /// Nothing was exchanged and no receive is posted.
     NoReceive,
-    /// The posted receive has 300 bytes.
+    /// The posted receive has 300 bytes, of which a connected QP has got 256 by the First of a SEND.
     SmallReceive,
     /// The posted receive names a key that does not exist.
     BadReceive,
-    /// This many bytes were sent by a First (and a Middle) of a SEND.
+    /// The First of a SEND was taken.
     InSend,
     /// The First of a WRITE was taken; the RETH announces so many bytes. No receive is posted when the flag is set.
     InWrite(u32, bool),
-    /// A NAK for a gap, or an RNR NAK, is out.
+    /// A NAK for a gap (false) or an RNR NAK (true) is out.
     NakOut(bool),
-    /// One honest packet of this opcode was executed and answered.
+    /// One honest packet of this opcode was executed and answered; a READ behind a WRITE.
     After(u8),
-    /// A READ of 600 bytes was executed and answered.
+    /// A READ of 600 bytes was executed and answered, behind a WRITE.
     AfterLongRead,
     /// `max_dest_rd_atomic` 1; one READ, or atomic, and then another READ were executed.
     Forgotten(u8),
@@ -99,7 +99,7 @@ enum Situation {
     DepthUsed,
     /// Access rights of the QP, bits of `AccessFlags`.
     Rights(u32),
-    /// The requester waits for the answer to a WRITE, a READ of 600 bytes, an atomic, or two WRITEs.
+    /// The requester waits for the answer to this; the responder has executed it, and its answer was lost.
     Wait(Waiting),
     /// The QP is in this state.
     InState(uroce::verbs::QpState),
@@ -108,8 +108,11 @@ enum Situation {
 /// What a requester waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
+    /// A WRITE of 8 bytes.
     Write,
+    /// A READ of 600 bytes.
     Read,
+    /// A fetch and add.
     Atomic,
     /// A READ of 8 bytes and then a WRITE.
     ReadWrite,

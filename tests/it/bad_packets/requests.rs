@@ -19,7 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
     all
 }
 
-/// A gap draws one NAK with the expected PSN (9.7.3.2, 9.7.5.2.4); until that packet comes, silence. The PSN is looked
+/// A gap draws one NAK with the expected PSN (9.7.3, 9.7.5.2); until that packet comes, silence. The PSN is looked
 /// at before anything else of the request, so even what else is wrong with it does not matter.
 fn ahead() -> Vec<Case> {
     let mut all = Vec::new();
@@ -42,7 +42,7 @@ fn ahead() -> Vec<Case> {
 }
 
 /// A SEND or WRITE packet that was executed is acknowledged again with the PSN of the last executed one, and not
-/// executed (9.7.5.1.1); where none was executed there is nothing to acknowledge.
+/// executed (9.7.5.1); where none was executed there is nothing to acknowledge.
 fn duplicates() -> Vec<Case> {
     let mut all = Vec::new();
     let data = RC_REQUESTS.into_iter().filter(|o| !matches!(o, 0x0C | 0x13 | 0x14));
@@ -67,7 +67,7 @@ fn duplicates() -> Vec<Case> {
     all
 }
 
-/// Neither a gap nor a repeat tears the message in progress: it goes on where it was (9.7.3.2, 9.7.5.1.1).
+/// Neither a gap nor a repeat tears the message in progress: it goes on where it was (9.7.3, 9.7.5.1).
 fn inside_a_message() -> Vec<Case> {
     let mut all = Vec::new();
     for (text, situation) in [("SEND", Situation::InSend), ("WRITE", Situation::InWrite(512, false))] {
@@ -86,7 +86,7 @@ fn inside_a_message() -> Vec<Case> {
     all
 }
 
-/// A repeated READ is executed again when it asks for a part, to the end, of one that is remembered (9.7.5.1.3): PSN,
+/// A repeated READ is executed again when it asks for a part, to the end, of one that is remembered (9.7.5.1): PSN,
 /// key, address and length must fit; all else is dropped. The READ is of 600 bytes at PSNs +1 to +3 behind a WRITE.
 fn repeated_reads() -> Vec<Case> {
     let forgotten = Verdict::Drop(DropReason::ForgottenDuplicate);
@@ -127,7 +127,7 @@ fn repeated_reads() -> Vec<Case> {
     all
 }
 
-/// A repeated atomic is answered from memory and never executed again; one that is forgotten is dropped (9.7.5.1.4).
+/// A repeated atomic is answered from memory and never executed again; one that is forgotten is dropped (9.7.5.1).
 fn repeated_atomics() -> Vec<Case> {
     let forgotten = Verdict::Drop(DropReason::ForgottenDuplicate);
     let mut all = Vec::new();
@@ -148,7 +148,7 @@ fn repeated_atomics() -> Vec<Case> {
     all
 }
 
-/// Middle and Last go on with a message of their kind, everything else begins one (9.7.4.1.2, table 40).
+/// Middle and Last go on with a message of their kind, everything else begins one (9.7.4.1).
 fn sequence() -> Vec<Case> {
     let begins = |o: u8| !matches!(o, 1 | 2 | 3 | 7 | 8 | 9 | 0x16);
     let mut all = Vec::new();
@@ -173,7 +173,7 @@ fn sequence() -> Vec<Case> {
     all
 }
 
-/// First and Middle are the path MTU (256), Last 1 to it, Only 0 to it (9.7.4.1.6); a SEND fits its receive.
+/// First and Middle are the path MTU (256), Last 1 to it, Only 0 to it (9.7.4.1); a SEND fits its receive.
 fn send_lengths() -> Vec<Case> {
     let mut all = Vec::new();
     let mut add = |opcode, payload: usize, situation, verdict| {
@@ -202,7 +202,7 @@ fn send_lengths() -> Vec<Case> {
     all
 }
 
-/// The packets of a WRITE add up to its RETH's length, which is at most 2^31 (9.7.4.1.6).
+/// The packets of a WRITE add up to its RETH's length, which is at most 2^31 (9.7.4.1).
 fn write_lengths() -> Vec<Case> {
     let mut all = Vec::new();
     let mut add = |opcode: u8, payload: usize, length: u32, situation| {
@@ -245,8 +245,8 @@ fn write_lengths() -> Vec<Case> {
     all
 }
 
-/// No receive WQE is an RNR NAK: for a SEND at its first packet, for a WRITE with immediate at its last (9.7.5.2.8). One
-/// that names memory it may not is our own fault: NAK remote operational error (9.7.4.1.5).
+/// No receive WQE is an RNR NAK: for a SEND at its first packet, for a WRITE with immediate at its last (9.7.5.2). One
+/// that names memory it may not is our own fault: NAK remote operational error (9.7.4.1).
 fn receives() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in [0x00, 0x04, 0x05, 0x17, 0x0B] {

@@ -1,5 +1,5 @@
 //! Responses at an RC requester: to nothing, with reserved syndromes, of the wrong kind, length or place (IBTA Vol 1
-//! 9.2.8, 9.7.5.1 and 9.7.6).
+//! 9.2, 9.7.5.1 and 9.7.6).
 
 use uroce::counters::DropReason;
 use uroce::verbs::WcStatus;
@@ -58,7 +58,7 @@ fn outside_the_window() -> Vec<Case> {
     all
 }
 
-/// Reserved syndromes and NAK codes (table 45), and the one that belongs to RD: dropped, and the WRITE goes on.
+/// Reserved syndromes and NAK codes (9.2), and the one that belongs to RD: dropped, and the WRITE goes on.
 fn reserved_syndromes() -> Vec<Case> {
     let reserved = (0x40..=0x5F).chain(0x64..=0x7F).chain(0x80..=0xFF);
     let case = |syndrome: u8| {
@@ -69,7 +69,7 @@ fn reserved_syndromes() -> Vec<Case> {
     reserved.map(case).collect()
 }
 
-/// Every credit code of an ACK is legal (table 46).
+/// Every credit code of an ACK is legal (9.2).
 fn credits() -> Vec<Case> {
     let case = |syndrome: u8| {
         let shot = Shot { syndrome, ..Shot::new(0x11) };
@@ -135,7 +135,7 @@ fn wrong_kind() -> Vec<Case> {
     all
 }
 
-/// A READ of 600 bytes at path MTU 256 is answered by 256, 256 and 88 (9.7.5.1.3, 9.7.6): anything else at its first PSN is
+/// A READ of 600 bytes at path MTU 256 is answered by 256, 256 and 88 (9.7.5.1, 9.7.6): anything else at its first PSN is
 /// a bad response.
 fn read_lengths() -> Vec<Case> {
     let mut all = Vec::new();
@@ -162,7 +162,7 @@ fn read_lengths() -> Vec<Case> {
 }
 
 /// Data, or an ACK, from beyond a READ whose answer is missing says that the answer was lost: the READ is sent again
-/// (9.7.5.1.1, implied NAK).
+/// (9.7.5.1, implied NAK).
 fn lost_answers() -> Vec<Case> {
     let mut all = Vec::new();
     for (opcode, psn, payload) in [(0x0E, 1, 256), (0x0F, 2, 88), (0x0D, 1, 256), (0x10, 2, 88)] {

@@ -189,7 +189,7 @@ pub(super) enum Header {
     Cnp,
 }
 
-/// The extended headers of the opcodes that are served (IBTA Vol 1 9.2 and table 38; annex A17 for the CNP).
+/// The extended headers of the opcodes that are served (IBTA Vol 1 9.2; annex A17 for the CNP).
 pub(super) fn headers(opcode: u8) -> &'static [Header] {
     match opcode {
         0x03 | 0x05 | 0x09 | 0x23 | 0x25 | 0x29 => &[Header::Imm],

@@ -19,7 +19,7 @@ fn uc(text: String, situation: Situation, shot: Shot, verdict: Verdict) -> Case 
     Case::of(QpType::Uc, text, situation, shot, verdict)
 }
 
-/// Middle and Last need the message they belong to, at the PSN that follows (9.8.2.2.1); First and Only begin anew at any
+/// Middle and Last need the message they belong to, at the PSN that follows (9.8.2); First and Only begin anew at any
 /// PSN.
 fn sequence() -> Vec<Case> {
     let lost = Verdict::Drop(DropReason::UcSequence);
@@ -47,7 +47,7 @@ fn sequence() -> Vec<Case> {
     all
 }
 
-/// The rules of lengths are those of RC (9.8.2.2.2), without the NAK.
+/// The rules of lengths are those of RC (9.8.2), without the NAK.
 fn lengths() -> Vec<Case> {
     let refused = Verdict::Drop(DropReason::Refused);
     let mut all = Vec::new();
@@ -87,7 +87,7 @@ fn lengths() -> Vec<Case> {
     all
 }
 
-/// What a key does not allow is dropped (9.8.2.2.3).
+/// What a key does not allow is dropped (9.8.2).
 fn access() -> Vec<Case> {
     let size = i64::try_from(super::world::REGION).unwrap();
     let refused = Verdict::Drop(DropReason::Refused);
@@ -119,7 +119,7 @@ fn receives() -> Vec<Case> {
         .into()
 }
 
-/// Q_Key (9.8.3.1), at most the path MTU (9.8.3.1), room for payload and 40 bytes (11.4.1.2); the PSN of a datagram means nothing.
+/// Q_Key and path MTU (9.8.3), room for payload and 40 bytes (11.4); the PSN of a datagram means nothing.
 fn datagrams() -> Vec<Case> {
     let mut all = Vec::new();
     for opcode in [0x64, 0x65] {
