@@ -322,11 +322,11 @@ impl Agent {
         if rep.local_qpn.get() <= Qpn::GSI.get() || rep.local_qpn == Qpn::MULTICAST {
             return Err(RejReason::NoQp.into());
         }
-        if comm.transport == TransportService::Rc && rep.initiator_depth > comm.responder_resources {
-            return Err(Refused {
-                reason: RejReason::InsufficientResponderResources,
-                ari: Ari::new(&[comm.responder_resources]),
-            });
+        // A peer that wants more than our REQ offered is served as far as we can: some programs put their own figure
+        // into the REP, and Linux takes it.
+        let most = self.config.max_responder_resources;
+        if comm.transport == TransportService::Rc && rep.initiator_depth > most.max(comm.responder_resources) {
+            return Err(Refused { reason: RejReason::InsufficientResponderResources, ari: Ari::new(&[most]) });
         }
         Ok(())
     }
@@ -339,6 +339,7 @@ impl Agent {
         comm.remote_qpn = Some(rep.local_qpn);
         comm.sq_psn = rep.starting_psn;
         comm.initiator_depth = comm.initiator_depth.min(rep.responder_resources);
+        comm.responder_resources = comm.responder_resources.max(rep.initiator_depth);
         comm.remote_srq = rep.srq;
         // The REP says how long the peer wants to be asked for receives.
         comm.rnr_retry = RnrRetry::new(rep.rnr_retry_count).unwrap_or(comm.rnr_retry);

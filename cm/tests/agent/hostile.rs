@@ -75,7 +75,7 @@ fn each_bad_field_of_a_req_has_its_reason() {
 
 #[test]
 fn a_rep_that_asks_for_more_than_was_offered_is_refused() {
-    let mut agent = Agent::new(exact(), Rng::from_u64(1));
+    let mut agent = Agent::new(Config { max_responder_resources: 4, ..exact() }, Rng::from_u64(1));
     let address = MadAddress { local: gid(A), remote: gid(B) };
     agent.connect(at(0), &connect_params(A)).unwrap();
     let Message::Req(req) = Mad::parse(&agent.poll_mad().unwrap().bytes).unwrap().message else { panic!() };
@@ -107,6 +107,15 @@ fn a_rep_that_asks_for_more_than_was_offered_is_refused() {
     agent.handle_mad(at(2), address, &Mad::new(TransactionId::new(5), rep).emit());
     let Some(Message::Rej(rej)) = answer(&mut agent) else { panic!() };
     assert_eq!(rej.reason, RejReason::InvalidCommId);
+    // With room for five, the peer that wants more than the REQ offered is served.
+    let mut agent = Agent::new(Config { max_responder_resources: 5, ..exact() }, Rng::from_u64(1));
+    agent.connect(at(0), &connect_params(A)).unwrap();
+    let Message::Req(req) = Mad::parse(&agent.poll_mad().unwrap().bytes).unwrap().message else { panic!() };
+    assert!(req.responder_resources < 5);
+    let rep = Rep { remote_comm_id: req.local_comm_id, ..rep };
+    agent.handle_mad(at(1), address, &Mad::new(TransactionId::new(5), rep).emit());
+    let Some(CmEvent::Reply(reply)) = agent.poll_event() else { panic!() };
+    assert_eq!(reply.terms.max_dest_rd_atomic, 5);
 }
 
 #[test]
