@@ -25,10 +25,10 @@ use crate::wire::{Flow, OuterError, VlanTag, parse_ethernet, parse_ip, write_eth
 pub(super) const HEADROOM: usize = 18;
 /// Bytes of an Ethernet header without a tag.
 const UNTAGGED: usize = 14;
-/// Bursts that wait for resolution, in all and for one next hop; further ones are lost.
-pub(super) const HELD_MAX: usize = 256;
-/// See [`HELD_MAX`].
-pub(super) const HELD_PER_HOP_MAX: usize = 64;
+/// Bursts that wait for resolution; further ones are lost.
+pub(super) const HELD_MAX: usize = 1024;
+/// Bursts that wait for one next hop: a long message and what is acknowledged with it. One more pushes out the oldest.
+pub(super) const HELD_PER_HOP_MAX: usize = 256;
 /// Bursts to our own address that wait to be received; further ones are lost.
 pub(super) const LOOPED_MAX: usize = 1024;
 /// Segments a burst. Superframes need a device that says how it numbers the segments; this one sends frames.
@@ -362,10 +362,19 @@ impl EthernetPort {
         Some(start..HEADROOM + burst.len)
     }
 
+    /// Keeps a burst until its next hop is known. Of too many for one hop the oldest goes: the peer sees a gap before
+    /// those that reach it and asks again at once, while a lost end is missed only by a timeout.
     fn hold(&mut self, hop: IpAddr, burst: &TxBurst, slot: &[u8]) {
-        let same = self.held.iter().filter(|h| h.hop == hop).count();
         let Some(bytes) = slot.get(..HEADROOM + burst.len) else { return };
-        if self.held.len() >= HELD_MAX || same >= HELD_PER_HOP_MAX {
+        let same = self.held.iter().filter(|h| h.hop == hop).count();
+        if same >= HELD_PER_HOP_MAX
+            && let Some(oldest) = self.held.iter().position(|h| h.hop == hop)
+            && let Some(oldest) = self.held.remove(oldest)
+        {
+            self.losses.transmit += 1;
+            self.recycle(oldest.bytes);
+        }
+        if self.held.len() >= HELD_MAX {
             self.losses.transmit += 1;
             return;
         }

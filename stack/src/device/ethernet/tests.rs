@@ -120,12 +120,12 @@ fn a_neighbour_that_moves_is_followed_at_once() {
 fn what_waits_is_bounded() {
     let mut p = port(None);
     for host in 2..=u8::MAX {
-        for _ in 0..2 {
+        for _ in 0..5 {
             place(&mut p, at(0), flow("10.0.0.1", &format!("10.0.0.{host}")), 0);
         }
     }
     assert_eq!(p.held.len(), HELD_MAX);
-    assert_eq!(p.losses().transmit, 2 * 254 - HELD_MAX as u64);
+    assert_eq!(p.losses().transmit, 5 * 254 - HELD_MAX as u64);
     let mut q = port(None);
     for _ in 0..HELD_PER_HOP_MAX + 5 {
         place(&mut q, at(0), flow("10.0.0.1", "10.0.0.2"), 0);
@@ -135,6 +135,26 @@ fn what_waits_is_bounded() {
         place(&mut q, at(0), flow("10.0.0.1", "10.0.0.1"), 0);
     }
     assert_eq!((q.looped.len(), q.losses().transmit), (LOOPED_MAX, 8));
+}
+
+#[test]
+fn a_message_and_its_acknowledgement_wait_whole_and_beyond_that_the_end_is_kept() {
+    let f = flow("10.0.0.1", "10.0.0.2");
+    let waited = |bursts: usize| {
+        let mut p = port(None);
+        for i in 0..bursts {
+            assert_eq!(place(&mut p, at(0), f, i as u8), None);
+        }
+        next(&mut p).expect("the question");
+        accept(&mut p, &arp_reply(PEER, 2), None, None);
+        let sent: Vec<u8> = core::iter::from_fn(|| next(&mut p)).map(|frame| *frame.last().unwrap()).collect();
+        (sent, p.losses().transmit)
+    };
+    // 64 KiB at a path MTU of 1024, behind an acknowledgement.
+    assert_eq!(waited(65), ((0..65).collect(), 0));
+    let (sent, lost) = waited(HELD_PER_HOP_MAX + 3);
+    assert_eq!((sent.len(), lost), (HELD_PER_HOP_MAX, 3));
+    assert_eq!((sent.first(), sent.last()), (Some(&3), Some(&2)), "the oldest are gone, the newest are there");
 }
 
 #[test]
