@@ -18,6 +18,7 @@ use uroce::wire::Flow;
 
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
+use crate::report::remark;
 use crate::wrap;
 
 /// Opens the device. Nothing is sent.
@@ -38,8 +39,8 @@ pub(crate) fn idle_engine(device: &DeviceArg) -> Result<Engine<Box<dyn Device>>,
 
 /// An endpoint on a device, driven by whoever waits.
 pub(crate) struct Node {
-    /// Keeps the engine alive.
-    _host: Host,
+    /// Keeps the engine alive, and knows why the device failed.
+    host: Host,
     handle: Handle,
 }
 
@@ -66,12 +67,21 @@ impl Node {
     fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
         let host = Host::new(engine);
         let handle = host.handle();
-        Self { _host: host, handle }
+        Self { host, handle }
     }
 
     /// The verbs.
     pub(crate) fn verbs(&mut self) -> &mut Handle {
         &mut self.handle
+    }
+}
+
+/// The verbs say only that the device is gone; here is why.
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(error) = self.host.take_error() {
+            remark(format_args!("the device failed: {error}"));
+        }
     }
 }
 

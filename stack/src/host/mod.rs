@@ -268,7 +268,8 @@ impl Verbs for Handle {
         })
     }
 
-    /// An empty CQ runs a round first, and yields when that moved nothing.
+    /// An empty CQ runs a round first, and yields when that moved nothing. [`VerbsError::DeviceGone`] when it is empty and
+    /// the device has failed: nothing will ever come, and a program that only polls would not learn it.
     fn poll_cq(&mut self, cq: CqHandle, out: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let Self { shared, cqs, .. } = self;
         let half = cqs.get(cq, || shared.cq(cq)).ok_or(VerbsError::InvalidHandle)?;
@@ -278,6 +279,9 @@ impl Verbs for Handle {
         }
         let drove = shared.drive(Driver::Program);
         let n = poll_ring(&mut half.queue.ring(), out);
+        if n == 0 && shared.has_failed() {
+            return Err(VerbsError::DeviceGone);
+        }
         if n == 0 && !matches!(drove, Drive::Moved(1..)) {
             std::thread::yield_now();
         }

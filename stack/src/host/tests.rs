@@ -270,3 +270,50 @@ fn destroyed_objects_are_gone_for_every_handle() {
     let posted = two.post_recv(side.qp, &[RecvWr { wr_id: 1, sges: &[] }]);
     assert_eq!(posted, Err(PostListError { index: 0, error: PostError::InvalidHandle }));
 }
+
+/// A device that breaks when it is told to, as when its interface is removed.
+struct Breaks<D>(D, std::sync::Arc<AtomicBool>);
+
+impl<D: Device> Device for Breaks<D> {
+    fn capabilities(&self) -> &crate::device::DeviceCapabilities {
+        self.0.capabilities()
+    }
+
+    fn receive(
+        &mut self,
+        now: Instant,
+        budget: usize,
+        sink: &mut crate::device::RxSink<'_>,
+    ) -> Result<usize, DeviceError> {
+        if self.1.load(Ordering::SeqCst) { Err(DeviceError::Closed) } else { self.0.receive(now, budget, sink) }
+    }
+
+    fn transmit(
+        &mut self,
+        now: Instant,
+        budget: usize,
+        source: &mut crate::device::TxSource<'_>,
+    ) -> Result<usize, DeviceError> {
+        self.0.transmit(now, budget, source)
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        self.0.wait(timeout)
+    }
+}
+
+#[test]
+fn a_program_that_only_polls_learns_that_the_device_failed() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let (device, endpoint, clock) = engine().into_parts();
+    let a = Host::new(Engine::with_clock(Breaks(device, Arc::clone(&broken)), endpoint, clock));
+    let mut va = a.handle();
+    let side = Side::new(&mut va, 64);
+    let mut out = [crate::engine::testing::blank(side.qp)];
+    assert_eq!(va.poll_cq(side.cq, &mut out), Ok(0));
+    broken.store(true, Ordering::SeqCst);
+    assert_eq!(va.poll_cq(side.cq, &mut out), Err(VerbsError::DeviceGone));
+    assert_eq!(va.poll_cq(side.cq, &mut out), Err(VerbsError::DeviceGone));
+    assert!(matches!(a.take_error(), Some(DeviceError::Closed)));
+    assert!(a.take_error().is_none());
+}

@@ -118,7 +118,7 @@ pub trait Verbs {
     /// Takes up to `out.len()` completions; returns how many. They stand at the beginning of `out`.
     ///
     /// # Errors
-    /// [`VerbsError::InvalidHandle`].
+    /// [`VerbsError::InvalidHandle`]; [`VerbsError::DeviceGone`] when the CQ is empty and nothing will come any more.
     fn poll_cq(&mut self, cq: CqHandle, out: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
     /// Asks for one [`AsyncEvent::CqNotify`] at the next completion.
     ///
