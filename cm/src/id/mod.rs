@@ -47,7 +47,7 @@ pub trait RdmaCm {
     /// [`IdError::InvalidHandle`].
     fn set_options(&mut self, id: IdHandle, options: IdOptions) -> Result<(), IdError>;
 
-    /// Binds to an address of the device, or to all with 0.0.0.0 or [::]. Port 0 takes a free one.
+    /// Binds to an address of the device, or to all with `0.0.0.0` or `[::]`. Port 0 takes a free one.
     ///
     /// # Errors
     /// [`IdError::WrongState`], [`IdError::AddressNotAvailable`].
