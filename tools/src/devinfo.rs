@@ -18,7 +18,8 @@ use crate::report::Output;
 /// Flags of `uroce devinfo`, with the letters of ibv_devinfo.
 #[derive(Args, Debug)]
 pub(crate) struct DevinfoArgs {
-    /// Only this device: udp:ADDR, packet:IFNAME or pnet:IFNAME [default: a udp: device for each address]
+    /// Only this device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME [default: a udp:
+    /// device for each address]
     #[arg(short, long)]
     device: Option<DeviceArg>,
     /// Port of the device; there is one

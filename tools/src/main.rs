@@ -32,7 +32,7 @@ use crate::report::Output;
 #[derive(Parser)]
 #[command(name = "uroce", version)]
 struct Cli {
-    /// Print one JSON document instead of text (with a `schema` number)
+    /// Print JSON instead of text: one document, with a `schema` number
     #[arg(long, global = true)]
     json: bool,
     #[command(flatten)]
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.wrap.install();
     let mut out = Output::new(cli.json);
-    match run(&cli.command, &mut out).and_then(|()| out.flush()) {
+    match run(&cli, &mut out).and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // What was printed before the failure belongs before the complaint.
@@ -72,8 +72,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command, out: &mut Output) -> Result<(), Failure> {
-    match command {
+fn run(cli: &Cli, out: &mut Output) -> Result<(), Failure> {
+    match &cli.command {
+        // It only watches: a flag that would do nothing is a mistake.
+        Command::Dump(_) if !cli.wrap.is_empty() => Err(Failure::Usage(
+            "dump has no endpoint of its own; leave --fault and --pcap out (-w writes pcapng)".into(),
+        )),
         Command::Demo(args) => demo::run(args, out),
         Command::Dump(args) => dump::run(args, out),
         Command::Devinfo(args) => devinfo::run(args, out),

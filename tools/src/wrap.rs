@@ -24,19 +24,24 @@ use crate::exit::Failure;
 /// QPs whose repeats are told apart in a record; further ones go without that comment.
 const COMMENTED_QPS: usize = 4096;
 
+/// Where `--help` lists the flags that many commands share.
+const HEADING: &str = "Commands with an endpoint";
+
 /// Flags that every command with a device takes.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct WrapArgs {
     /// Harm packets by rule: ACTION:PACKET[:WHICH][:in|out], such as drop:ack:3, dup:write-only:every=10, drop:rtu or
-    /// delay=5ms:read-resp-middle. ACTION is drop, dup, corrupt, truncate[=BYTES] or delay=TIME; WHICH is a number, a
+    /// delay=5ms:read-resp-middle. ACTION is drop, dup, corrupt, truncate[=BYTES] or delay=TIME; PACKET is any,
+    /// request, response, send, write, read-req, atomic, read-resp, ack, nak, rnr, atomic-ack, ud, cnp or a CM message
+    /// (req, rep, rtu, …), with -first, -middle, -last or -only behind send, write and read-resp; WHICH is a number, a
     /// range 2-4, every or every=N. May be given many times
-    #[arg(long, global = true, value_name = "RULE", value_parser = parse_rule)]
+    #[arg(long, global = true, value_name = "RULE", value_parser = parse_rule, help_heading = HEADING)]
     fault: Vec<String>,
     /// Record what this endpoint sends and receives in FILE, as pcapng with comments
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = HEADING)]
     pcap: Option<PathBuf>,
     /// Bytes of each packet that --pcap keeps, so that payload stays off the disk
-    #[arg(long, global = true, value_name = "BYTES", requires = "pcap")]
+    #[arg(long, global = true, value_name = "BYTES", requires = "pcap", help_heading = HEADING)]
     pcap_snap: Option<u32>,
 }
 
@@ -55,6 +60,11 @@ fn message_named(name: &str) -> Option<PacketTest> {
 }
 
 impl WrapArgs {
+    /// Whether anything is to be wrapped.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.fault.is_empty() && self.pcap.is_none()
+    }
+
     /// Makes these the wrappers of the process.
     pub(crate) fn install(&self) {
         // A second call would come from a second command line, and there is none.

@@ -118,7 +118,8 @@ pub(crate) struct PerfArgs {
     pub(super) direction: Direction,
     /// RoCEv2 address of the server; without it this is the server
     pub(super) host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME, pnet:IFNAME, or loop for both ends in this process
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME, or loop for both ends in this
+    /// process
     #[arg(short, long = "device", visible_alias = "ib-dev")]
     pub(super) device: Option<DeviceArg>,
     /// Port of the connection manager's service
@@ -130,7 +131,7 @@ pub(crate) struct PerfArgs {
     /// Messages, at least 5 [default: bw 5000, lat 1000]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(5..))]
     iters: Option<u64>,
-    /// Path MTU [default: what the device carries]
+    /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: what the device carries]
     #[arg(short, long, value_parser = mtu)]
     pub(super) mtu: Option<u32>,
     /// QPs

@@ -21,6 +21,8 @@ fn wrong_usage_is_exit_code_2() {
         &["dump"],
         &["dump", "--no-such-flag", "x"],
         &["dump", "--qp", "0x1000000", "x"],
+        &["dump", "--pcap", "y", "x"],
+        &["dump", "--fault", "drop:ack", "x"],
     ] {
         let ran = run(args);
         assert_eq!(ran.code, 2, "{args:?}: {ran:?}");
