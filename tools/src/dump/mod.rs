@@ -102,6 +102,8 @@ struct Totals {
     icrc_wrong: u64,
     /// Packets to port 4791 that cannot be parsed.
     malformed: u64,
+    /// Packets to port 4791 of which the capture holds only the beginning.
+    cut: u64,
     /// ICMP errors about RoCEv2 packets.
     icmp_errors: u64,
     /// Frames that have nothing to do with RoCEv2.
@@ -142,6 +144,10 @@ impl Dump<'_> {
             Outer::Broken { ends, why } => {
                 self.totals.malformed += 1;
                 self.unless_filtered(Line::plain(ends, "MALFORMED", why.into()))
+            }
+            Outer::Cut { ends } => {
+                self.totals.cut += 1;
+                self.unless_filtered(Line::plain(ends, "CUT", "the capture holds only its beginning".into()))
             }
             Outer::Other => {
                 self.totals.other += 1;
@@ -226,6 +232,9 @@ impl Dump<'_> {
             "{} frames: {} RoCEv2 packets ({} with a wrong ICRC), {} malformed, {} ICMP errors about them, {} other",
             t.frames, t.packets, t.icrc_wrong, t.malformed, t.icmp_errors, t.other
         ))?;
+        if t.cut > 0 {
+            out.line(format_args!("{} packets not judged: the capture holds only their beginning", t.cut))?;
+        }
         for (name, count) in &t.opcodes {
             out.line(format_args!("  {count:>8}  {name}"))?;
         }

@@ -30,6 +30,11 @@ pub(super) enum Outer<'a> {
         /// What is wrong.
         why: &'static str,
     },
+    /// To UDP port 4791, and the capture holds only its beginning: nothing is wrong with the packet.
+    Cut {
+        /// Source and destination address.
+        ends: (IpAddr, IpAddr),
+    },
     /// Anything else.
     Other,
 }
@@ -77,9 +82,10 @@ fn of_packet<'a>(packet: &LaxSlicedPacket<'a>) -> Outer<'a> {
     let Some(ip) = packet.net.as_ref().and_then(Ip::of) else { return Outer::Other };
     match &packet.transport {
         Some(TransportSlice::Udp(udp)) if udp.destination_port() == Flow::PORT => {
-            let why = if ip.cut {
-                Some("the capture holds only its beginning")
-            } else if ip.fragmented {
+            if ip.cut {
+                return Outer::Cut { ends: (ip.src, ip.dst) };
+            }
+            let why = if ip.fragmented {
                 Some("an IP fragment")
             } else if usize::from(udp.length()) != udp.payload().len() + 8 {
                 Some("its UDP length does not fit its IP length")
@@ -284,7 +290,7 @@ mod tests {
     fn a_cut_or_fragmented_packet_is_named() {
         let frame = udp(4791);
         let cut = read(Link::Ethernet, &frame[..frame.len() - 3]);
-        assert!(matches!(cut, Outer::Broken { why: "the capture holds only its beginning", .. }), "{cut:?}");
+        assert!(matches!(cut, Outer::Cut { .. }), "{cut:?}");
         let mut first = frame.clone();
         first[20] = 0x20;
         let fragment = read(Link::Ethernet, &first);

@@ -39,6 +39,19 @@ fn what_a_rule_drops_is_sent_again_and_the_record_shows_it() {
 }
 
 #[test]
+fn a_record_without_payload_is_cut_and_not_malformed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("wire.pcapng");
+    let file = file.to_str().unwrap();
+    let perf = ["perf", "send", "bw", "-d", "loop", "-n", "5", "-s", "4096", "--pcap", file, "--pcap-snap", "64"];
+    assert_eq!(run(&perf).code, 0);
+    let counts = run(&["dump", "--json", file]).json();
+    assert!(counts["cut"].as_u64() >= Some(5), "five messages of 4096 bytes, and MADs: {counts}");
+    assert_eq!((&counts["malformed"], &counts["icrc_wrong"]), (&0.into(), &0.into()), "{counts}");
+    assert!(run(&["dump", "-q", file]).out.contains("packets not judged"));
+}
+
+#[test]
 fn wrong_rules_and_files_are_told() {
     for (flag, value, named) in [
         ("--fault", "lose:ack", "`lose` is not an action"),
