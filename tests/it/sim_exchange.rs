@@ -307,7 +307,9 @@ impl Exchange {
                 Kind::CompareSwap { compare, swap } => (Operation::CompareSwap { remote, compare, swap }, &p.landing),
                 Kind::FetchAdd { add } => (Operation::FetchAdd { remote, add }, &p.landing),
             };
-            let (sges, inline) = (local.sges(&work.pieces), gather(&local.first, &work.pieces));
+            // Asked for at every step while the queue is full, so the bytes are only gathered where they are wanted.
+            let inline = if work.inline { gather(&local.first, &work.pieces) } else { Vec::new() };
+            let sges = local.sges(&work.pieces);
             let payload = if work.inline { Payload::Inline(&inline) } else { Payload::Sges(&sges) };
             let wr = SendWr { wr_id: p.posted as u64, operation, payload, flags: work.flags, destination: None };
             match self.world.endpoint(p.node).post_send(p.qp, &[wr]) {
