@@ -309,8 +309,8 @@ table() {
         done
         echo "ping-pnet-$role-v4 ping $role v4 pnet:$HOST_IF"
         # What is lost both ways is repaired by both transports.
-        echo "rc-loss-$role-v4 pingpong $role v4 rc 10000 1024 --fault drop:send-middle:every=25 --fault drop:ack:every=9"
-        echo "ping-loss-$role-v4 ping $role v4 packet:$HOST_IF --fault drop:read-resp-only:every=3 --fault drop:rtu:1 --fault drop:write-only:every=4"
+        echo "rc-loss-$role-v4 pingpong $role v4 rc 10000 1024 --fault drop:send-middle:5 --fault drop:send-middle:60 --fault drop:send-last:3 --fault drop:ack:7 --fault drop:ack:20"
+        echo "ping-loss-$role-v4 ping $role v4 packet:$HOST_IF --fault drop:read-resp-only:2 --fault drop:rtu:1 --fault drop:write-only:3 --fault drop:ack:9"
     done
 }
 
