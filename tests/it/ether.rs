@@ -380,20 +380,20 @@ fn a_silent_neighbour_costs_the_packets_that_waited_and_no_more() {
     let mut a = lab.shared(&lab.a);
     let f = flow(address("10.77.0.1"), address("10.77.0.200"));
     let start = now();
-    for n in 0..100 {
-        send(&mut a, start, f, &packet(n));
+    for _ in 0..300 {
+        send(&mut a, start, f, &packet(1));
     }
-    assert_eq!(a.lost().transmit, 100 - 64, "64 wait for one next hop");
+    assert_eq!(a.lost().transmit, 300 - 256, "256 wait for one next hop");
     let mut due = start;
     while let Some(next) = a.poll_timeout() {
         due = next;
         a.transmit(due, 1, &mut |_| None).unwrap();
     }
     assert_eq!(due - start, Duration::from_secs(3), "three questions, a second apart");
-    assert_eq!(a.lost().transmit, 100);
+    assert_eq!(a.lost().transmit, 300);
     assert_eq!(a.neighbor_counters().solicits, 3);
     send(&mut a, due, f, &packet(0));
-    assert_eq!(a.lost().transmit, 101, "unreachable: lost at once");
+    assert_eq!(a.lost().transmit, 301, "unreachable: lost at once");
 }
 
 #[test]
