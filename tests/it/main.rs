@@ -4,6 +4,7 @@ mod bad_packets;
 mod corner_cases;
 mod datagrams;
 mod ether;
+mod goals;
 mod hostile;
 mod known_bugs;
 mod large;

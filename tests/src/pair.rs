@@ -318,6 +318,11 @@ impl Pair {
 
     /// Carries packets until both sides are silent, on a perfect wire and without a record: for much data.
     pub fn stream(&mut self) {
+        self.stream_copies(|_, _| 1);
+    }
+
+    /// As [`Pair::stream`], but `copies` says how often each packet arrives: 0 loses it.
+    pub fn stream_copies(&mut self, mut copies: impl FnMut(Side, &[u8]) -> usize) {
         let mut buf = [0u8; 4400];
         let mut quiet = false;
         while !quiet {
@@ -331,8 +336,10 @@ impl Pair {
                     quiet = false;
                     let ids = RxIds::Known(IpFields { id: 0, flags_fragment: 0x4000 });
                     let bytes = &buf[..burst.len];
-                    let arrived = RxBurst { flow, bytes, segment: bytes.len(), ids, at: now };
-                    self.node(side.other()).endpoint.handle_burst(now, arrived);
+                    for _ in 0..copies(side, bytes) {
+                        let arrived = RxBurst { flow, bytes, segment: bytes.len(), ids, at: now };
+                        self.node(side.other()).endpoint.handle_burst(now, arrived);
+                    }
                 }
             }
         }
