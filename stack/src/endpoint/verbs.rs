@@ -96,6 +96,7 @@ impl Verbs for Endpoint {
             max_cq: count(MAX_CQS),
             max_cqe: MAX_CQE,
             max_mr: count(MAX_MRS),
+            max_mw: 0,
             max_pd: count(MAX_PDS),
             max_srq: count(MAX_SRQS),
             max_ah: count(MAX_AHS),

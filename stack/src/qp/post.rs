@@ -184,6 +184,11 @@ fn check_operation(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
             }
             qp_type == QpType::Rc
         }
+        Operation::AtomicWrite(_) => return Err(PostError::Unsupported("ATOMIC WRITE")),
+        Operation::Flush { .. } => return Err(PostError::Unsupported("FLUSH")),
+        Operation::BindMw(_) => return Err(PostError::Unsupported("a memory window")),
+        Operation::LocalInvalidate(_) => return Err(PostError::Unsupported("local invalidation")),
+        Operation::FastRegister(_) => return Err(PostError::Unsupported("fast registration")),
     };
     if !fits {
         return Err(PostError::WrongOperation);

@@ -280,11 +280,8 @@ impl Requester {
                 let reth = Reth { addr: remote.addr.wrapping_add(offset), rkey: remote.rkey, length };
                 plan(RequestOp::Read(reth), 0, psns, true)
             }
-            Operation::Send
-            | Operation::SendImm(_)
-            | Operation::SendInvalidate(_)
-            | Operation::Write(_)
-            | Operation::WriteImm(..) => {
+            // The rest are messages: posting lets no other operation through.
+            _ => {
                 let len = usize::try_from(left).unwrap_or(usize::MAX).min(mtu);
                 let place = match (index == 0, index + 1 == wqe.packets) {
                     (true, true) => Place::Only,

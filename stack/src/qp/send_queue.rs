@@ -41,6 +41,11 @@ pub(crate) const fn wc_opcode(op: &Operation) -> WcOpcode {
         Operation::Read(_) => WcOpcode::RdmaRead,
         Operation::CompareSwap { .. } => WcOpcode::CompareSwap,
         Operation::FetchAdd { .. } => WcOpcode::FetchAdd,
+        Operation::AtomicWrite(_) => WcOpcode::AtomicWrite,
+        Operation::Flush { .. } => WcOpcode::Flush,
+        Operation::BindMw(_) => WcOpcode::BindMw,
+        Operation::LocalInvalidate(_) => WcOpcode::LocalInvalidate,
+        Operation::FastRegister(_) => WcOpcode::FastRegister,
     }
 }
 

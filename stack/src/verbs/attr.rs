@@ -4,7 +4,7 @@ use core::ops::BitOr;
 
 use super::state::{Attr, AttrSet, QpState};
 use super::wc::ErrorDetail;
-use super::{CqHandle, MrHandle, PdHandle, SrqHandle};
+use super::{CqHandle, MrHandle, MwHandle, PdHandle, SrqHandle, VerbsError};
 use crate::types::{
     AckTimeout, Gid, Lkey, MacAddr, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, Rkey, RnrRetry, RnrTimer,
 };
@@ -24,8 +24,18 @@ impl AccessFlags {
     pub const REMOTE_READ: Self = Self(4);
     /// The peer may do atomics.
     pub const REMOTE_ATOMIC: Self = Self(8);
-    /// Everything a peer can do, and local write.
+    /// Memory windows may be bound to the region.
+    pub const MW_BIND: Self = Self(1 << 4);
+    /// Wire addresses count from the first byte: it has address 0.
+    pub const ZERO_BASED: Self = Self(1 << 5);
+    /// The peer may FLUSH for global visibility.
+    pub const FLUSH_GLOBAL: Self = Self(1 << 8);
+    /// The peer may FLUSH to persistence. Only for regions over memory that persists: a mapped file.
+    pub const FLUSH_PERSISTENT: Self = Self(1 << 9);
+    /// READ, WRITE and atomics of a peer, and local write.
     pub const ALL: Self = Self(15);
+    /// Every flag that is known here.
+    const KNOWN: u32 = 0x33F;
 
     /// Whether all rights of `other` are held.
     #[must_use]
@@ -42,7 +52,13 @@ impl AccessFlags {
     /// Flags from bits; unknown bits are refused.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Option<Self> {
-        if bits & !15 == 0 { Some(Self(bits)) } else { None }
+        if bits & !Self::KNOWN == 0 { Some(Self(bits)) } else { None }
+    }
+
+    /// The rights that `self` and `other` share.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 }
 
@@ -69,6 +85,28 @@ pub struct MemoryRegion {
     pub len: u64,
 }
 
+/// Which rules a memory window follows (IBTA Vol 1 10.6.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum MwType {
+    /// Type 1: belongs to a protection domain, any QP of which may be used with it. Bound by
+    /// [`super::Verbs::bind_mw`], which also unbinds it (length 0).
+    One = 1,
+    /// Type 2B: belongs to the QP it was bound on by a work request, until its key is invalidated.
+    Two = 2,
+}
+
+/// A memory window: a key for peers that can be put on a part of a region, and taken away, on the fast path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryWindow {
+    /// Handle, for binding and deallocation.
+    pub handle: MwHandle,
+    /// Its key as it was allocated: no peer can use it before a bind, which changes the low 8 bits.
+    pub rkey: Rkey,
+    /// Its type.
+    pub mw_type: MwType,
+}
+
 /// Transport service of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpType {
@@ -83,6 +121,21 @@ pub enum QpType {
 }
 
 impl QpType {
+    /// The type with this number of `enum ibv_qp_type`.
+    ///
+    /// # Errors
+    /// [`VerbsError::Unsupported`]: the extended reliable connection (9 and 10) by name, and every other number.
+    pub const fn from_verbs(number: u32) -> Result<Self, VerbsError> {
+        match number {
+            1 => Ok(Self::Gsi),
+            2 => Ok(Self::Rc),
+            3 => Ok(Self::Uc),
+            4 => Ok(Self::Ud),
+            9 | 10 => Err(VerbsError::Unsupported("XRC, the extended reliable connection,")),
+            _ => Err(VerbsError::Unsupported("this type of QP")),
+        }
+    }
+
     /// Whether it sends datagrams.
     #[must_use]
     pub const fn is_datagram(self) -> bool {
@@ -489,6 +542,8 @@ pub struct DeviceAttr {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
     /// SRQs.

@@ -34,6 +34,9 @@ pub enum VerbsError {
     /// Remote write or remote atomic without local write.
     #[error("remote write and remote atomic access need local write access")]
     InvalidAccess,
+    /// FLUSH to persistence on memory that does not persist.
+    #[error("FLUSH to persistence needs a region over a mapped file")]
+    NotPersistent,
     /// The region's addresses would pass 2^64.
     #[error("iova plus length passes the end of the address space")]
     AddressWrap,
@@ -166,6 +169,15 @@ pub enum PostError {
     /// A datagram without destination, or a destination on a connected QP.
     #[error("a destination is needed on UD QPs and on no other")]
     Destination,
+    /// Elements or inline data on a FLUSH, a bind, an invalidation or a fast registration.
+    #[error("this operation takes no payload")]
+    PayloadNotAllowed,
+    /// A window of type 2 where one of type 1 is needed.
+    #[error("bind_mw is for windows of type 1; type 2 is bound by a work request")]
+    WindowType,
+    /// Not offered by this device.
+    #[error("{0} is not supported by this device")]
+    Unsupported(&'static str),
     /// Receives of a QP with an SRQ are posted to the SRQ.
     #[error("this QP receives from an SRQ")]
     HasSrq,

@@ -11,14 +11,18 @@ mod wc;
 mod wr;
 
 pub use attr::{
-    AccessFlags, AddressVector, AhAttr, DeviceAttr, GidEntry, GidType, InitAttr, MemoryRegion, PortAttr, QpAttr,
-    QpCapabilities, QpInfo, QpInit, QpTransition, QpType, QueueSnapshot, RtrAttr, RtsAttr, SrqInfo, SrqInit,
+    AccessFlags, AddressVector, AhAttr, DeviceAttr, GidEntry, GidType, InitAttr, MemoryRegion, MemoryWindow, MwType,
+    PortAttr, QpAttr, QpCapabilities, QpInfo, QpInit, QpTransition, QpType, QueueSnapshot, RtrAttr, RtsAttr, SrqInfo,
+    SrqInit,
 };
 pub use error::{ModifyError, PostError, PostListError, VerbsError};
 pub use event::AsyncEvent;
 pub use state::{Attr, AttrSet, QpState, transition_rule};
 pub use wc::{ErrorDetail, FailureKind, WcData, WcOpcode, WcStatus, WorkCompletion};
-pub use wr::{Operation, Payload, RecvHead, RecvWr, Remote, SendFlags, SendHead, SendWr, Sge, UdDestination};
+pub use wr::{
+    FastRegister, FlushPlacement, FlushScope, MwBind, Operation, Payload, RecvHead, RecvWr, Remote, SendFlags,
+    SendHead, SendWr, Sge, UdDestination,
+};
 
 use crate::raw::Region;
 use crate::table::Handle;
@@ -30,6 +34,8 @@ pub mod kind {
     pub enum Pd {}
     /// Memory regions.
     pub enum Mr {}
+    /// Memory windows.
+    pub enum Mw {}
     /// Completion queues.
     pub enum Cq {}
     /// Shared receive queues.
@@ -44,6 +50,8 @@ pub mod kind {
 pub type PdHandle = Handle<kind::Pd>;
 /// Names a memory region.
 pub type MrHandle = Handle<kind::Mr>;
+/// Names a memory window.
+pub type MwHandle = Handle<kind::Mw>;
 /// Names a completion queue.
 pub type CqHandle = Handle<kind::Cq>;
 /// Names a shared receive queue.
@@ -91,7 +99,7 @@ pub trait Verbs {
     ///
     /// # Errors
     /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::InvalidAccess`] (remote write or
-    /// atomic needs local write), [`VerbsError::AddressWrap`].
+    /// atomic needs local write), [`VerbsError::AddressWrap`], [`VerbsError::NotPersistent`].
     fn register(
         &mut self,
         pd: PdHandle,
@@ -102,8 +110,51 @@ pub trait Verbs {
     /// Ends a registration: no packet touches the region afterwards.
     ///
     /// # Errors
-    /// [`VerbsError::InvalidHandle`].
+    /// [`VerbsError::InvalidHandle`]; [`VerbsError::Busy`] while memory windows are bound to it.
     fn deregister(&mut self, mr: MrHandle) -> Result<(), VerbsError>;
+    /// Makes a registration of `region` that nobody can use yet: [`Operation::FastRegister`] gives it rights, addresses
+    /// and the low 8 bits of its key, as often as [`Operation::LocalInvalidate`] or a peer's SEND with invalidate has
+    /// taken them away. [`Self::deregister`] ends it.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::Unsupported`].
+    fn alloc_fast_mr(&mut self, pd: PdHandle, region: &Region) -> Result<MemoryRegion, VerbsError> {
+        let _ = (pd, region);
+        Err(VerbsError::Unsupported("fast registration"))
+    }
+
+    /// Makes a memory window, bound to nothing.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::LimitReached`], [`VerbsError::Unsupported`].
+    fn alloc_mw(&mut self, pd: PdHandle, mw_type: MwType) -> Result<MemoryWindow, VerbsError> {
+        let _ = (pd, mw_type);
+        Err(VerbsError::Unsupported("a memory window"))
+    }
+    /// Destroys a memory window, bound or not: no packet goes through it afterwards.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::Unsupported`].
+    fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), VerbsError> {
+        let _ = mw;
+        Err(VerbsError::Unsupported("a memory window"))
+    }
+    /// Posts a bind of a type 1 window to the send queue of `qp`, under a fresh key, which it returns: the window has it
+    /// once the bind is done. The work request completes as [`WcOpcode::BindMw`]. Windows of type 2 are bound by
+    /// [`Operation::BindMw`].
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn bind_mw(
+        &mut self,
+        qp: QpHandle,
+        wr_id: u64,
+        bind: MwBind,
+        flags: SendFlags,
+    ) -> Result<crate::types::Rkey, PostError> {
+        let _ = (qp, wr_id, bind, flags);
+        Err(PostError::Unsupported("a memory window"))
+    }
 
     /// Makes a CQ of at least `depth` entries.
     ///

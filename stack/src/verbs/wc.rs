@@ -75,6 +75,16 @@ pub enum WcOpcode {
     CompareSwap = 3,
     /// Fetch and add.
     FetchAdd = 4,
+    /// Bind of a memory window.
+    BindMw = 5,
+    /// Local invalidation.
+    LocalInvalidate = 6,
+    /// FLUSH.
+    Flush = 8,
+    /// ATOMIC WRITE.
+    AtomicWrite = 9,
+    /// Fast registration; the number is that of the Linux kernel, as user space has none.
+    FastRegister = 10,
     /// A received SEND.
     Recv = 128,
     /// A received WRITE with immediate.
@@ -152,6 +162,12 @@ pub enum FailureKind {
     InvalidateFailed = 13,
     /// The message is longer than the path allows, or the path has no address.
     Unsendable = 14,
+    /// A memory window could not be bound as asked: key, region, rights, range or state.
+    BindRefused = 15,
+    /// A key that this side asked to invalidate is not one that can be.
+    LocalInvalidateRefused = 16,
+    /// A fast registration is not free, or its key, range or rights are wrong.
+    FastRegisterRefused = 17,
 }
 
 /// The first failure of a QP, kept for people who ask why.
@@ -191,6 +207,9 @@ impl core::fmt::Display for ErrorDetail {
             FailureKind::ReceiveTooSmall => write!(f, "the message at PSN {psn} does not fit its receive")?,
             FailureKind::InvalidateFailed => write!(f, "the key named at PSN {psn} cannot be invalidated")?,
             FailureKind::Unsendable => write!(f, "the message cannot be sent on this path")?,
+            FailureKind::BindRefused => write!(f, "a memory window cannot be bound as asked")?,
+            FailureKind::LocalInvalidateRefused => write!(f, "a key that was to be invalidated here cannot be")?,
+            FailureKind::FastRegisterRefused => write!(f, "a fast registration was refused")?,
         }
         write!(f, " ({})", status.describe())
     }

@@ -1,6 +1,6 @@
 //! Work requests.
 
-use super::AhHandle;
+use super::{AccessFlags, AhHandle, MrHandle, MwHandle};
 use crate::ring::WqeHead;
 use crate::types::{Imm, Lkey, QKey, Qpn, Rkey};
 
@@ -22,6 +22,63 @@ pub struct Remote {
     pub addr: u64,
     /// The remote region's key.
     pub rkey: Rkey,
+}
+
+/// How far a FLUSH takes the bytes, with the bits of the verbs (`enum ib_placement_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FlushPlacement {
+    /// Every thread and device of the peer sees them.
+    Global = 1,
+    /// They survive the end of the peer's process and machine, as far as its memory does.
+    Persistent = 2,
+    /// Both.
+    Both = 3,
+}
+
+/// What a FLUSH covers, with the numbers of the verbs (`enum ib_selectivity_level`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum FlushScope {
+    /// The range that the work request names.
+    Range = 0,
+    /// All that the key reaches; address and length say nothing.
+    Region = 1,
+}
+
+/// A bind of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// The window.
+    pub mw: MwHandle,
+    /// The key that the window gets: its low 8 bits are the caller's choice, the rest is the window's.
+    /// [`super::Verbs::bind_mw`] chooses them itself and looks at none of this.
+    pub rkey: Rkey,
+    /// The region below; needs [`AccessFlags::MW_BIND`]. `None` only with length 0.
+    pub mr: Option<MrHandle>,
+    /// The first byte, in the region's iova space.
+    pub addr: u64,
+    /// Bytes. 0 unbinds a type 1 window.
+    pub length: u64,
+    /// What a peer may do through the window; [`AccessFlags::ZERO_BASED`] for type 2.
+    pub access: AccessFlags,
+}
+
+/// A fast registration: gives a region that [`super::Verbs::alloc_fast_mr`] made a key, rights and wire addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastRegister {
+    /// The registration; it must be free: new, or invalidated.
+    pub mr: MrHandle,
+    /// Its key from then on, local and remote: the low 8 bits are the caller's choice, the rest is the region's.
+    pub key: Rkey,
+    /// First byte of the memory, counted from its beginning.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Wire address of the first byte; not looked at with [`AccessFlags::ZERO_BASED`].
+    pub iova: u64,
+    /// Rights.
+    pub access: AccessFlags,
 }
 
 /// What a send work request does.
@@ -55,6 +112,26 @@ pub enum Operation {
         /// What is added, modulo 2^64.
         add: u64,
     },
+    /// ATOMIC WRITE: 8 local bytes appear at 8 aligned remote bytes at once, in the order of memory.
+    AtomicWrite(Remote),
+    /// FLUSH: completes when what this QP wrote before is where `placement` says. Takes no elements.
+    Flush {
+        /// Beginning of the range.
+        remote: Remote,
+        /// Bytes of the range, at most 2^31.
+        length: u32,
+        /// How far.
+        placement: FlushPlacement,
+        /// The range, or the whole region.
+        scope: FlushScope,
+    },
+    /// Binds a memory window of type 2. Done here, in the order of the queue. Takes no elements.
+    BindMw(MwBind),
+    /// Takes a key of our own, of a window of type 2 or a fast registration, away from peers. Done here, once everything
+    /// before it is complete. Takes no elements.
+    LocalInvalidate(Rkey),
+    /// Fast registration (`REG_MR` in Linux). Done here, in the order of the queue. Takes no elements.
+    FastRegister(FastRegister),
 }
 
 impl Operation {
@@ -62,6 +139,19 @@ impl Operation {
     #[must_use]
     pub const fn is_read_or_atomic(&self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Whether the responder gives an answer of its own, not just an acknowledgement: READ, atomics, ATOMIC WRITE and
+    /// FLUSH. These count against `max_rd_atomic`.
+    #[must_use]
+    pub const fn awaits_response(&self) -> bool {
+        self.is_read_or_atomic() || matches!(self, Self::AtomicWrite(_) | Self::Flush { .. })
+    }
+
+    /// Whether it is done on this side alone: binds, local invalidation, fast registration.
+    #[must_use]
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::BindMw(_) | Self::LocalInvalidate(_) | Self::FastRegister(_))
     }
 
     /// Whether it is a compare-and-swap or fetch-and-add.
