@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use uroce::engine::system_seed;
-use uroce::host::Handle;
 use uroce::rng::Rng;
-use uroce::verbs::{QpHandle, Verbs};
+use uroce::verbs::QpHandle;
 use uroce_cm::id::{IdError, IdOptions, PeerParam};
 use uroce_cm::wire::PortSpace;
 use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, RetryPolicy};
 
 use crate::exit::Failure;
+use crate::node::Handle;
 
 /// Longest sleep between two looks at the connection manager's timers and events.
 const SLICE: Duration = Duration::from_millis(20);

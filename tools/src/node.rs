@@ -13,7 +13,8 @@ use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
 use uroce::device::udp::UdpDevice;
 use uroce::engine::Engine;
-use uroce::host::{Handle, Host};
+use uroce::host::{self, Host};
+use uroce::verbs::WaitVerbs;
 use uroce::wire::Flow;
 
 use crate::device_arg::DeviceArg;
@@ -37,11 +38,14 @@ pub(crate) fn idle_engine(device: &DeviceArg) -> Result<Engine<Box<dyn Device>>,
     Ok(Engine::open(open_device(device)?)?)
 }
 
+/// The verbs of an endpoint, whichever device it is on.
+pub(crate) type Handle = dyn WaitVerbs;
+
 /// An endpoint on a device, driven by whoever waits.
 pub(crate) struct Node {
     /// Keeps the engine alive, and knows why the device failed.
     host: Host,
-    handle: Handle,
+    handle: host::Handle,
 }
 
 impl Node {
@@ -73,6 +77,11 @@ impl Node {
     /// The verbs.
     pub(crate) fn verbs(&mut self) -> &mut Handle {
         &mut self.handle
+    }
+
+    /// The verbs of an endpoint in software, with what they offer beyond [`WaitVerbs`].
+    pub(crate) fn software(&mut self) -> Result<&mut host::Handle, Failure> {
+        Ok(&mut self.handle)
     }
 }
 

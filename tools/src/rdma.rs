@@ -5,7 +5,6 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
-use uroce::host::Handle;
 use uroce::raw::{Region, RegionError};
 use uroce::types::{Psn, Qpn};
 use uroce::verbs::{
@@ -14,6 +13,7 @@ use uroce::verbs::{
 };
 
 use crate::exit::Failure;
+use crate::node::Handle;
 
 impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {

@@ -35,7 +35,7 @@ use crate::types::{Gid, Qpn};
 use crate::verbs::{
     AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, MemoryRegion, MrHandle, Notify,
     PdHandle, PortAttr, PostError, PostListError, QpAttr, QpHandle, QpInfo, QpInit, RecvWr, SendWr, SrqHandle, SrqInfo,
-    SrqInit, Verbs, VerbsError, WorkCompletion, kind,
+    SrqInit, Verbs, VerbsError, WaitVerbs, WorkCompletion, kind,
 };
 
 /// Rounds that a waiting thread runs in vain before it sleeps: a peer that answers at once is met awake.
@@ -404,5 +404,15 @@ impl Verbs for Handle {
             self.shared.drive(Driver::Program);
             self.shared.next_event()
         })
+    }
+}
+
+impl WaitVerbs for Handle {
+    fn now(&self) -> Instant {
+        Self::now(self)
+    }
+
+    fn wait_cq(&mut self, cq: CqHandle, timeout: Option<Duration>) -> Result<bool, VerbsError> {
+        Self::wait_cq(self, cq, timeout)
     }
 }

@@ -26,6 +26,7 @@ pub use wr::{
 
 use crate::raw::Region;
 use crate::table::Handle;
+use crate::time::{Duration, Instant};
 use crate::types::Qpn;
 
 /// Tag types of the handles.
@@ -260,4 +261,20 @@ pub trait Verbs {
 
     /// The oldest asynchronous event not yet taken.
     fn poll_event(&mut self) -> Option<AsyncEvent>;
+}
+
+/// Verbs of which a program can also wait for the outcome.
+///
+/// Apart from [`Verbs`] because it blocks and knows the time: a state machine that holds verbs may do neither. What
+/// happens meanwhile differs: a software endpoint is driven by whoever waits, hardware works by itself.
+pub trait WaitVerbs: Verbs {
+    /// The time on the device's clock.
+    fn now(&self) -> Instant;
+
+    /// Waits until `cq` holds a completion (`true`) or `timeout` passes (`None`: for ever).
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`], [`VerbsError::DeviceGone`]; [`VerbsError::Unsupported`] when the process has no
+    /// descriptor left to sleep on.
+    fn wait_cq(&mut self, cq: CqHandle, timeout: Option<Duration>) -> Result<bool, VerbsError>;
 }

@@ -106,7 +106,7 @@ fn make_qp(v: &mut Handle) -> Result<(PdHandle, QpHandle, Poller), Failure> {
 /// The peer's process.
 fn serve(args: &DemoArgs) -> Result<(), Failure> {
     let mut node = open(args, &args.peer_device, args.seed.wrapping_add(1))?;
-    let v = node.verbs();
+    let v = node.software()?;
     let mut connections = Connections::new(v)?;
     let address = address(v)?;
     connections.listen(v, SocketAddr::new(address, PORT), 1)?;
@@ -135,7 +135,7 @@ fn demonstrate(args: &DemoArgs, out: &mut Output) -> Result<(), Failure> {
     let mut node = open(args, &args.device, args.seed)?;
     let mut process = Process::start(args)?;
     let peer = SocketAddr::new(process.address(), PORT);
-    let v = node.verbs();
+    let v = node.software()?;
     let mut connections = Connections::new(v)?;
     let connecting = Instant::now();
     let (pd, qp, poller) = make_qp(v)?;

@@ -13,9 +13,8 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use uroce::host::Handle;
 use uroce::types::{AckTimeout, Gid, PathMtu, Qpn};
-use uroce::verbs::{Remote, Verbs};
+use uroce::verbs::Remote;
 use uroce_cm::id::IdOptions;
 use uroce_cm::{ConnParam, IdEvent, IdHandle};
 
@@ -27,7 +26,7 @@ use self::wire::{Control, Hello};
 use crate::conn::Connections;
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
-use crate::node::{self, Node};
+use crate::node::{self, Handle, Node};
 use crate::report::Output;
 use crate::stats::{Bandwidth, Latencies, Latency, Mark};
 

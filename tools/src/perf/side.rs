@@ -4,15 +4,15 @@
 
 use std::time::{Duration, Instant};
 
-use uroce::host::Handle;
 use uroce::verbs::{
     AccessFlags, CqHandle, Operation as Verb, Payload, PdHandle, QpCapabilities, QpHandle, QpInit, QpType, RecvWr,
-    Remote, SendFlags, SendWr, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    Remote, SendFlags, SendWr, WcData, WcOpcode, WcStatus, WorkCompletion,
 };
 
 use super::args::{ATOMIC, Atomic, Operation};
 use super::wire::{CONTROL_MAX, Control};
 use crate::exit::Failure;
+use crate::node::Handle;
 use crate::rdma::{self, Buffer, Poller};
 use crate::stats::Mark;
 

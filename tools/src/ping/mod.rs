@@ -10,9 +10,8 @@ use std::time::Instant;
 
 use clap::{ArgGroup, Args};
 use serde::Serialize;
-use uroce::host::Handle;
 use uroce::types::{RetryCount, RnrRetry};
-use uroce::verbs::{PdHandle, QpCapabilities, QpHandle, QpInit, QpType, Verbs};
+use uroce::verbs::{PdHandle, QpCapabilities, QpHandle, QpInit, QpType};
 use uroce_cm::id::IdOptions;
 use uroce_cm::{ConnParam, IdEvent, IdHandle};
 
@@ -20,7 +19,7 @@ use self::session::Session;
 use crate::conn::Connections;
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
-use crate::node::{self, Node};
+use crate::node::{self, Handle, Node};
 use crate::rdma::Poller;
 use crate::report::{Output, remark};
 use crate::stats::{Latencies, Latency};

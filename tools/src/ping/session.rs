@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use uroce::host::Handle;
 use uroce::verbs::{
-    AccessFlags, Operation, Payload, PdHandle, QpHandle, RecvWr, Remote, SendFlags, SendWr, Verbs, WcOpcode, WcStatus,
+    AccessFlags, Operation, Payload, PdHandle, QpHandle, RecvWr, Remote, SendFlags, SendWr, WcOpcode, WcStatus,
 };
 
 use super::data::{self, INFO_LEN, Info, SIZE_MAX};
 use crate::exit::Failure;
+use crate::node::Handle;
 use crate::rdma::{self, Buffer, Poller};
 
 /// Receives posted: the peer never has more than one SEND under way.

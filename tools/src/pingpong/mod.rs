@@ -10,17 +10,16 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use uroce::host::Handle;
 use uroce::types::{AckTimeout, Gid, PathMtu, QKey, RetryCount, RnrRetry, RnrTimer};
 use uroce::verbs::{
     AccessFlags, AddressVector, InitAttr, Operation, Payload, PdHandle, QpCapabilities, QpHandle, QpInit, QpTransition,
-    QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, UdDestination, Verbs, WcOpcode, WorkCompletion,
+    QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, UdDestination, WcOpcode, WorkCompletion,
 };
 
 use self::exchange::{Dest, Server};
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
-use crate::node::Node;
+use crate::node::{Handle, Node};
 use crate::rdma::{self, Buffer, Poller};
 use crate::report::Output;
 
