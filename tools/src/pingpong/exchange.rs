@@ -1,7 +1,7 @@
 //! The TCP exchange of the ibv pingpong programs: each side tells the other its LID, QPN, PSN and GID.
 //!
-//! Owns the format: `LID:QPN:PSN:GID` in hexadecimal with a NUL, 52 bytes; the client says first, the server answers
-//! when its QP can receive, the client ends with `done` and a NUL. Never touches a QP.
+//! Owns the format: `LID:QPN:PSN:GID` in hexadecimal with a NUL, 52 bytes, once for each QP; the client says first, the
+//! server answers when its QPs can receive, the client ends with `done` and a NUL. Never touches a QP.
 
 use core::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -20,7 +20,7 @@ const DONE: &[u8; 5] = b"done\0";
 /// How long the other program may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One end of a ping-pong.
+/// One end of a ping-pong: what a QP is to its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dest {
     /// Local identifier: 0 on RoCE.
@@ -34,6 +34,10 @@ pub(super) struct Dest {
 }
 
 impl Dest {
+    /// Where there is no QP: the SRQ program always tells of as many as it could have.
+    pub(super) const NONE: Self =
+        Self { lid: 0, qpn: Qpn::from_wire(0), psn: Psn::from_wire(0), gid: Gid::from_bytes([0; 16]) };
+
     fn to_message(self) -> [u8; MESSAGE_LEN] {
         let gid = u128::from_be_bytes(self.gid.to_bytes());
         let text = format!("{:04x}:{:06x}:{:06x}:{gid:032x}\0", self.lid, self.qpn.get(), self.psn.get());
@@ -79,8 +83,8 @@ impl Serialize for Dest {
     }
 }
 
-/// The client's side: tells `mine` to the server and hears the server's.
-pub(super) fn as_client(host: &str, port: u16, mine: Dest) -> Result<Dest, Failure> {
+/// The client's side: tells `mine` to the server and hears as many of the server's.
+pub(super) fn as_client(host: &str, port: u16, mine: &[Dest]) -> Result<Vec<Dest>, Failure> {
     let unreachable = |e: std::io::Error| {
         Failure::Failed(format!("no pingpong server answers at {host} port {port}: {e}; start it there first"))
     };
@@ -98,8 +102,8 @@ pub(super) fn as_client(host: &str, port: u16, mine: Dest) -> Result<Dest, Failu
     }
     let Some(mut stream) = stream else { return Err(unreachable(last)) };
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(&mine.to_message())?;
-    let theirs = hear(&mut stream)?;
+    tell(&mut stream, mine)?;
+    let theirs = hear(&mut stream, mine.len())?;
     stream.write_all(DONE)?;
     Ok(theirs)
 }
@@ -123,11 +127,11 @@ impl Server {
         })
     }
 
-    /// Waits for a client and hears where its end is. Answer with [`Client::answer`] once the QP can receive.
-    pub(super) fn accept(self) -> Result<(Client, Dest), Failure> {
+    /// Waits for a client and hears where its `count` ends are. Answer with [`Client::answer`] once the QPs can receive.
+    pub(super) fn accept(self, count: usize) -> Result<(Client, Vec<Dest>), Failure> {
         let (mut stream, _) = self.0.accept()?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let theirs = hear(&mut stream)?;
+        let theirs = hear(&mut stream, count)?;
         Ok((Client(stream), theirs))
     }
 }
@@ -137,17 +141,28 @@ pub(super) struct Client(TcpStream);
 
 impl Client {
     /// Tells `mine` and waits for the client's `done`.
-    pub(super) fn answer(mut self, mine: Dest) -> Result<(), Failure> {
-        self.0.write_all(&mine.to_message())?;
+    pub(super) fn answer(mut self, mine: &[Dest]) -> Result<(), Failure> {
+        tell(&mut self.0, mine)?;
         let mut done = [0; DONE.len()];
         self.0.read_exact(&mut done).map_err(|e| Failure::Failed(format!("the client went away: {e}")))?;
         if done == *DONE { Ok(()) } else { Err(Failure::failed("the client did not end the exchange with `done`")) }
     }
 }
 
-fn hear(stream: &mut TcpStream) -> Result<Dest, Failure> {
+fn tell(stream: &mut TcpStream, mine: &[Dest]) -> Result<(), Failure> {
+    let messages: Vec<u8> = mine.iter().flat_map(|dest| dest.to_message()).collect();
+    Ok(stream.write_all(&messages)?)
+}
+
+fn hear(stream: &mut TcpStream, count: usize) -> Result<Vec<Dest>, Failure> {
+    (0..count).map(|_| hear_one(stream)).collect()
+}
+
+fn hear_one(stream: &mut TcpStream) -> Result<Dest, Failure> {
     let mut message = [0; MESSAGE_LEN];
-    stream.read_exact(&mut message).map_err(|e| Failure::Failed(format!("the peer sent no address: {e}")))?;
+    stream
+        .read_exact(&mut message)
+        .map_err(|e| Failure::Failed(format!("the peer sent no address: {e}; srq is exchanged with srq alone")))?;
     Dest::from_message(&message)
         .ok_or_else(|| Failure::failed("the peer's address is not of the form LID:QPN:PSN:GID; is it a pingpong?"))
 }

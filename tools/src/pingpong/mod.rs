@@ -1,9 +1,10 @@
-//! `uroce pingpong`: both roles of ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong.
+//! `uroce pingpong`: both roles of ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong and ibv_srq_pingpong.
 //!
 //! Owns the flags, the QP set-up and the ball. The peer may be the original program on any RoCEv2 device.
 
 mod check;
 mod exchange;
+mod srq;
 
 use core::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ const LINGER_TIMEOUTS: u32 = 4;
 /// And the longest that such a wait takes.
 const LINGER_MAX: Duration = Duration::from_secs(2);
 
-/// Which of the three programs.
+/// Which of the four programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
@@ -46,6 +47,8 @@ enum Kind {
     Uc,
     /// Unreliable datagram
     Ud,
+    /// Several reliable connections that receive from one shared receive queue
+    Srq,
 }
 
 /// Flags of `uroce pingpong`, with the letters and defaults of the ibv programs.
@@ -68,13 +71,16 @@ pub(crate) struct PingpongArgs {
     /// Bytes of a message [default: 4096; ud: 1024]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=i64::from(SIZE_MAX)))]
     size: Option<u32>,
-    /// Path MTU, rc and uc
+    /// Path MTU; not of ud
     #[arg(short, long, default_value_t = 1024, value_parser = mtu)]
     mtu: usize,
+    /// QPs that share the receive queue, srq alone [default: 16]
+    #[arg(short = 'q', long, value_parser = clap::value_parser!(u16).range(1..=i64::from(srq::QPS_MAX)))]
+    num_qp: Option<u16>,
     /// Receives that are posted at a time
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     rx_depth: u32,
-    /// Messages each way
+    /// Messages each way, over all QPs
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Service level
@@ -107,7 +113,7 @@ impl PingpongArgs {
     const fn headroom(&self) -> usize {
         match self.kind {
             Kind::Ud => GRH,
-            Kind::Rc | Kind::Uc => 0,
+            Kind::Rc | Kind::Uc | Kind::Srq => 0,
         }
     }
 
@@ -126,7 +132,7 @@ impl PingpongArgs {
     /// For how long the peer may ask for the last acknowledgement again. Only RC has any.
     fn linger(&self) -> Duration {
         match (self.kind, self.ack_timeout().duration()) {
-            (Kind::Rc, Some(timeout)) => LINGER_MAX.min(timeout * LINGER_TIMEOUTS),
+            (Kind::Rc | Kind::Srq, Some(timeout)) => LINGER_MAX.min(timeout * LINGER_TIMEOUTS),
             _ => Duration::ZERO,
         }
     }
@@ -139,6 +145,9 @@ fn mtu(text: &str) -> Result<usize, String> {
 
 /// Runs the command.
 pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> {
+    if args.num_qp.is_some() && args.kind != Kind::Srq {
+        return Err(Failure::Usage("only srq has several QPs; leave -q out".into()));
+    }
     let mut node = Node::open(&device(args)?)?;
     let gids = node.verbs().query_gids();
     let gid = gids.get(usize::from(args.gid_idx)).ok_or_else(|| {
@@ -151,25 +160,17 @@ pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> 
     };
     let v = node.verbs();
     fits(args, v.query_port().active_mtu)?;
+    if args.kind == Kind::Srq {
+        return srq::run(args, v, gid.gid, role, out);
+    }
     let mut table = Table::lay(v, args)?;
     let mine = Dest { lid: 0, qpn: v.query_qp(table.qp)?.qpn, psn: rdma::random_psn(), gid: gid.gid };
     // The UD program prints this line with a colon before the GID.
     let shown = if args.kind == Kind::Ud { mine.to_string().replace(", GID", ": GID") } else { mine.to_string() };
     out.line(format_args!("  local address:  {shown}"))?;
     out.flush()?;
-    let theirs = match role {
-        Role::Client(host) => {
-            let theirs = exchange::as_client(host, args.port, mine)?;
-            table.connect(v, args, mine, theirs)?;
-            theirs
-        }
-        Role::Server(server) => {
-            let (client, theirs) = server.accept()?;
-            table.connect(v, args, mine, theirs)?;
-            client.answer(mine)?;
-            theirs
-        }
-    };
+    let theirs = meet(args, role, &[mine], |theirs| table.connect(v, args, mine, only(theirs)?))?;
+    let theirs = only(&theirs)?;
     out.line(format_args!("  remote address: {theirs}"))?;
     let elapsed = table.play(v, args)?;
     table.poller.linger(v, args.linger())?;
@@ -178,10 +179,37 @@ pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> 
     verdict
 }
 
+/// The exchange, in either role. `connect` is called with what the peer told; a server's QPs can receive before the
+/// client knows of them.
+fn meet(
+    args: &PingpongArgs,
+    role: Role<'_>,
+    mine: &[Dest],
+    connect: impl FnOnce(&[Dest]) -> Result<(), Failure>,
+) -> Result<Vec<Dest>, Failure> {
+    match role {
+        Role::Client(host) => {
+            let theirs = exchange::as_client(host, args.port, mine)?;
+            connect(&theirs)?;
+            Ok(theirs)
+        }
+        Role::Server(server) => {
+            let (client, theirs) = server.accept(mine.len())?;
+            connect(&theirs)?;
+            client.answer(mine)?;
+            Ok(theirs)
+        }
+    }
+}
+
+fn only(dests: &[Dest]) -> Result<Dest, Failure> {
+    dests.first().copied().ok_or_else(|| Failure::failed("the peer named no QP"))
+}
+
 /// A path MTU or a datagram that the device does not carry is the user's to change.
 fn fits(args: &PingpongArgs, active: PathMtu) -> Result<(), Failure> {
     let (what, bytes, flag) = match args.kind {
-        Kind::Rc | Kind::Uc => ("a path MTU", args.mtu, "-m"),
+        Kind::Rc | Kind::Uc | Kind::Srq => ("a path MTU", args.mtu, "-m"),
         Kind::Ud => ("a datagram", args.size(), "-s"),
     };
     if bytes <= active.bytes() {
@@ -238,7 +266,7 @@ impl Table {
         }
         let cq = v.create_cq(args.rx_depth + 1)?;
         let qp_type = match args.kind {
-            Kind::Rc => QpType::Rc,
+            Kind::Rc | Kind::Srq => QpType::Rc,
             Kind::Uc => QpType::Uc,
             Kind::Ud => QpType::Ud,
         };
@@ -247,7 +275,7 @@ impl Table {
         let qp = v.create_qp(init)?;
         let attr = match args.kind {
             Kind::Ud => InitAttr::datagram(UD_QKEY),
-            Kind::Rc | Kind::Uc => InitAttr::connected(AccessFlags::NONE),
+            Kind::Rc | Kind::Uc | Kind::Srq => InitAttr::connected(AccessFlags::NONE),
         };
         v.modify_qp(qp, QpTransition::Init(attr).into())?;
         let poller = Poller::new(cq, qp);
@@ -257,26 +285,9 @@ impl Table {
     }
 
     fn connect(&mut self, v: &mut Handle, args: &PingpongArgs, mine: Dest, theirs: Dest) -> Result<(), Failure> {
-        reachable(mine.gid, theirs.gid)?;
-        let mut av = AddressVector::new(theirs.gid, args.gid_idx);
-        av.service_level = args.sl;
-        let rtr = RtrAttr {
-            av,
-            path_mtu: PathMtu::from_bytes(args.mtu).unwrap_or(PathMtu::B1024),
-            dest_qpn: theirs.qpn,
-            rq_psn: theirs.psn,
-            max_dest_rd_atomic: 1,
-            min_rnr_timer: RnrTimer::DEFAULT,
-        };
-        let rts = RtsAttr {
-            sq_psn: mine.psn,
-            timeout: args.ack_timeout(),
-            retry_count: RetryCount::MAX,
-            rnr_retry: RnrRetry::FOREVER,
-            max_rd_atomic: 1,
-        };
+        let (rtr, rts) = transitions(args, mine, theirs)?;
         match args.kind {
-            Kind::Rc => {
+            Kind::Rc | Kind::Srq => {
                 v.modify_qp(self.qp, QpTransition::Rtr(rtr).into())?;
                 v.modify_qp(self.qp, QpTransition::Rts(rts).into())?;
             }
@@ -287,7 +298,7 @@ impl Table {
             Kind::Ud => {
                 v.modify_qp(self.qp, QpTransition::RtrUd.into())?;
                 v.modify_qp(self.qp, QpTransition::RtsPsn(mine.psn).into())?;
-                let ah = v.create_ah(self.pd, av)?;
+                let ah = v.create_ah(self.pd, rtr.av)?;
                 self.destination = Some(UdDestination { ah, qpn: theirs.qpn, qkey: UD_QKEY });
             }
         }
@@ -325,9 +336,9 @@ impl Table {
             awaits_send = true;
         }
         while sent < args.iters || received < args.iters {
-            let Some(wc) = self.next_completion(v, args)? else { return Err(silence(args, received)) };
+            let Some(wc) = next_completion(v, &mut self.poller, args)? else { return Err(silence(args, received)) };
             if wc.opcode == WcOpcode::Recv {
-                self.has_size(&wc)?;
+                has_size(&wc, self.headroom, self.size)?;
                 received += 1;
                 posted -= 1;
                 if posted <= 1 {
@@ -347,37 +358,63 @@ impl Table {
         Ok(begin.elapsed())
     }
 
-    /// The next completion, a success; `None` when patience is at its end.
-    fn next_completion(&mut self, v: &mut Handle, args: &PingpongArgs) -> Result<Option<WorkCompletion>, Failure> {
-        let next = if args.events {
-            self.poller.wait(v, args.patience())?
-        } else {
-            let begin = Instant::now();
-            loop {
-                let polled = self.poller.poll(v)?;
-                if polled.is_some() || begin.elapsed() >= args.patience() {
-                    break polled;
-                }
-            }
-        };
-        let Some(wc) = next else { return Ok(None) };
-        let what = if wc.opcode == WcOpcode::Recv { "a receive" } else { "the SEND" };
-        rdma::succeeded(v, &wc, what).map(Some)
-    }
-
-    fn has_size(&self, wc: &WorkCompletion) -> Result<(), Failure> {
-        let came = usize::try_from(wc.byte_len).unwrap_or(usize::MAX).saturating_sub(self.headroom);
-        if came == self.size {
-            return Ok(());
-        }
-        let size = self.size;
-        Err(Failure::Failed(format!("the peer sends {came} bytes, not {size}; give both sides the same -s")))
-    }
-
     /// Looks at what came last: the client's bytes, at either side.
     fn check(&self) -> Result<(), Failure> {
         check::verify(&self.buffer.read(self.headroom, self.size)?)
     }
+}
+
+/// The next completion, a success; `None` when patience is at its end.
+fn next_completion(
+    v: &mut Handle,
+    poller: &mut Poller,
+    args: &PingpongArgs,
+) -> Result<Option<WorkCompletion>, Failure> {
+    let next = if args.events {
+        poller.wait(v, args.patience())?
+    } else {
+        let begin = Instant::now();
+        loop {
+            let polled = poller.poll(v)?;
+            if polled.is_some() || begin.elapsed() >= args.patience() {
+                break polled;
+            }
+        }
+    };
+    let Some(wc) = next else { return Ok(None) };
+    let what = if wc.opcode == WcOpcode::Recv { "a receive" } else { "the SEND" };
+    rdma::succeeded(v, &wc, what).map(Some)
+}
+
+fn has_size(wc: &WorkCompletion, headroom: usize, size: usize) -> Result<(), Failure> {
+    let came = usize::try_from(wc.byte_len).unwrap_or(usize::MAX).saturating_sub(headroom);
+    if came == size {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!("the peer sends {came} bytes, not {size}; give both sides the same -s")))
+}
+
+/// What connects `mine` to `theirs`, with the values of the ibv programs.
+fn transitions(args: &PingpongArgs, mine: Dest, theirs: Dest) -> Result<(RtrAttr, RtsAttr), Failure> {
+    reachable(mine.gid, theirs.gid)?;
+    let mut av = AddressVector::new(theirs.gid, args.gid_idx);
+    av.service_level = args.sl;
+    let rtr = RtrAttr {
+        av,
+        path_mtu: PathMtu::from_bytes(args.mtu).unwrap_or(PathMtu::B1024),
+        dest_qpn: theirs.qpn,
+        rq_psn: theirs.psn,
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: RnrTimer::DEFAULT,
+    };
+    let rts = RtsAttr {
+        sq_psn: mine.psn,
+        timeout: args.ack_timeout(),
+        retry_count: RetryCount::MAX,
+        rnr_retry: RnrRetry::FOREVER,
+        max_rd_atomic: 1,
+    };
+    Ok((rtr, rts))
 }
 
 /// Whether packets can go from our GID to the peer's.
@@ -396,26 +433,26 @@ fn reachable(ours: Gid, theirs: Gid) -> Result<(), Failure> {
 
 fn silence(args: &PingpongArgs, received: u32) -> Failure {
     let why = match args.kind {
-        Kind::Rc => "the peer has stopped",
+        Kind::Rc | Kind::Srq => "the peer has stopped",
         Kind::Uc | Kind::Ud => "one was lost, or the peer has stopped",
     };
     let seconds = args.patience().as_secs();
     Failure::Failed(format!("nothing came for {seconds} s, after {received} of {} messages; {why}", args.iters))
 }
 
-/// Who played.
+/// Who played: one QP a side, or several.
 #[derive(Serialize)]
-struct Ends {
-    local: Dest,
-    remote: Dest,
+struct Ends<D> {
+    local: D,
+    remote: D,
 }
 
 #[derive(Serialize)]
-struct Played<'a> {
+struct Played<'a, D> {
     kind: Kind,
     role: &'static str,
     #[serde(flatten)]
-    ends: &'a Ends,
+    ends: &'a Ends<D>,
     size: u64,
     iters: u32,
     bytes: u64,
@@ -426,7 +463,13 @@ struct Played<'a> {
     checked: bool,
 }
 
-fn report(args: &PingpongArgs, out: &mut Output, ends: &Ends, took: Duration, checked: bool) -> Result<(), Failure> {
+fn report<D: Serialize>(
+    args: &PingpongArgs,
+    out: &mut Output,
+    ends: &Ends<D>,
+    took: Duration,
+    checked: bool,
+) -> Result<(), Failure> {
     let size = args.size() as u64;
     let bytes = size * u64::from(args.iters) * 2;
     let seconds = took.as_secs_f64();

@@ -1,5 +1,6 @@
 //! Runs `uroce` and reads what it says.
 
+use std::net::{IpAddr, TcpListener};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,6 +17,37 @@ pub(crate) fn uroce(args: &[&str]) -> Command {
 /// Runs `uroce` to its end.
 pub(crate) fn run(args: &[&str]) -> Ran {
     Ran::of(&uroce(args).output().unwrap())
+}
+
+/// Where the two ends of a test run: on this machine's loopback, or inside a namespace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a>(Option<&'a str>);
+
+impl<'a> Place<'a> {
+    /// This machine.
+    pub(crate) const HERE: Place<'static> = Place(None);
+
+    /// A network namespace.
+    pub(crate) const fn inside(namespace: &'a str) -> Self {
+        Self(Some(namespace))
+    }
+
+    fn uroce(self, args: &[&str]) -> Command {
+        let Some(namespace) = self.0 else { return uroce(args) };
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, env!("CARGO_BIN_EXE_uroce")]).args(args).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `uroce` there to its end.
+    pub(crate) fn run(self, args: &[&str]) -> Ran {
+        Ran::of(&self.uroce(args).output().unwrap())
+    }
+}
+
+/// A TCP port that is free now.
+pub(crate) fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
 /// What a run said.
@@ -81,28 +113,48 @@ pub(crate) struct Server(Option<Child>);
 impl Server {
     /// Starts `uroce` and waits until something listens on the TCP port.
     pub(crate) fn listening_on_tcp(args: &[&str], port: &str) -> Self {
+        Self::at(Place::HERE, args).listens_on_tcp(port)
+    }
+
+    /// Starts `uroce` and waits until it has UDP port 4791 of an address.
+    pub(crate) fn bound_to_roce(args: &[&str], address: &str) -> Self {
+        Self::at(Place::HERE, args).has_roce(address)
+    }
+
+    /// Starts `uroce` and waits for nothing.
+    pub(crate) fn at(place: Place<'_>, args: &[&str]) -> Self {
+        let child = place.uroce(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self(Some(child))
+    }
+
+    /// Waits until something listens on the TCP port, where the server is.
+    pub(crate) fn listens_on_tcp(self, port: &str) -> Self {
         let port: u16 = port.parse().unwrap();
         let wanted = format!(":{port:04X} ");
-        let server = Self::start(args);
-        server.wait_until(|| {
+        let sockets = ["tcp6", "tcp"].map(|table| self.sockets(table));
+        self.wait_until(|| {
             // A connection would be taken for the client's, so the list of sockets is asked. 0A is LISTEN.
-            let sockets = ["/proc/net/tcp6", "/proc/net/tcp"].map(|f| std::fs::read_to_string(f).unwrap_or_default());
-            sockets.iter().flat_map(|s| s.lines()).any(|l| l.contains(&wanted) && l.contains(" 0A "))
+            let sockets = sockets.iter().map(|f| std::fs::read_to_string(f).unwrap_or_default());
+            sockets.collect::<String>().lines().any(|l| l.contains(&wanted) && l.contains(" 0A "))
         })
     }
 
-    /// Starts `uroce` and waits until it has UDP port 4791 of an IPv4 address.
-    pub(crate) fn bound_to_roce(args: &[&str], address: &str) -> Self {
-        let octets = address.parse::<std::net::Ipv4Addr>().unwrap().octets();
-        // The list of sockets shows addresses as the machine stores them.
-        let wanted = format!("{:08X}:12B7 ", u32::from_ne_bytes(octets));
-        let server = Self::start(args);
-        server.wait_until(|| std::fs::read_to_string("/proc/net/udp").unwrap_or_default().contains(&wanted))
+    /// Waits until UDP port 4791 of an address is taken, where the server is.
+    pub(crate) fn has_roce(self, address: &str) -> Self {
+        // The list of sockets shows addresses as the machine stores them, in words of four bytes.
+        let (table, octets) = match address.parse().unwrap() {
+            IpAddr::V4(ip) => ("udp", ip.octets().to_vec()),
+            IpAddr::V6(ip) => ("udp6", ip.octets().to_vec()),
+        };
+        let words = octets.chunks_exact(4).map(|w| u32::from_ne_bytes(w.try_into().unwrap()));
+        let wanted = words.map(|w| format!("{w:08X}")).collect::<String>() + ":12B7 ";
+        let sockets = self.sockets(table);
+        self.wait_until(|| std::fs::read_to_string(&sockets).unwrap_or_default().contains(&wanted))
     }
 
-    fn start(args: &[&str]) -> Self {
-        let child = uroce(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Self(Some(child))
+    /// A list of sockets of the server's network namespace.
+    fn sockets(&self, table: &str) -> String {
+        format!("/proc/{}/net/{table}", self.0.as_ref().unwrap().id())
     }
 
     fn wait_until(mut self, ready: impl Fn() -> bool) -> Self {

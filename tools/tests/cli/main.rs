@@ -5,6 +5,7 @@ mod common;
 mod demo;
 mod dump;
 mod environment;
+mod lab;
 mod perf;
 mod ping;
 mod pingpong;

@@ -3,12 +3,8 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 
-use crate::common::{Ran, Server, run};
-
-/// A TCP port that is free now.
-fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
-}
+use crate::common::{Place, Ran, Server, free_port, run};
+use crate::lab::Loopback;
 
 /// Plays with 100 messages of 3000 bytes each way, both sides checking; the server tells in JSON.
 fn play(kind: &str, net: &str, more: &[&str]) {
@@ -75,6 +71,60 @@ fn uc() {
 #[test]
 fn ud() {
     play("ud", "127.77.3", &[]);
+}
+
+/// Plays srq with `qps` QPs a side between two addresses of one place; returns what both said.
+fn play_srq(place: Place<'_>, [a, b]: [&str; 2], host: &str, more: &[&str]) -> (Ran, Ran) {
+    let port = free_port();
+    let (a, b) = (format!("udp:{a}"), format!("udp:{b}"));
+    let both = [&["-p", &port, "-c", "-n", "100", "-s", "3000"], more].concat();
+    let server = Server::at(place, &[&["--json", "pingpong", "srq", "-d", &a], &both[..]].concat());
+    let server = server.listens_on_tcp(&port);
+    let client = place.run(&[&["pingpong", "srq", host, "-d", &b], &both[..]].concat());
+    (client, server.end())
+}
+
+#[test]
+fn srq_plays_on_many_qps_with_one_queue_of_receives() {
+    // Fewer receives than messages, more QPs than one, and as few receives as QPs.
+    for (net, qps, depth) in [("127.77.17", "4", "50"), ("127.77.18", "16", "16"), ("127.77.19", "1", "1")] {
+        let ends = [format!("{net}.1"), format!("{net}.2")];
+        let (client, server) =
+            play_srq(Place::HERE, [&ends[0], &ends[1]], "127.0.0.1", &["-q", qps, "-r", depth, "-m", "512"]);
+        assert_eq!((client.code, server.code), (0, 0), "{client:?} {server:?}");
+        let count: usize = qps.parse().unwrap();
+        let starts = |prefix: &str| client.out.lines().filter(|l| l.starts_with(prefix)).count();
+        let lines = (starts("  local address:  LID 0x0000, QPN 0x"), starts("  remote address: LID 0x0000, QPN 0x"));
+        assert_eq!(lines, (count, count), "{client:?}");
+        assert!(client.out.contains("\n600000 bytes in ") && client.out.contains("\n100 iters in "), "{client:?}");
+        let document = server.json();
+        assert_eq!((&document["kind"], &document["checked"]), (&"srq".into(), &true.into()));
+        let remote = document["remote"].as_array().unwrap();
+        assert_eq!(remote.len(), count);
+        for end in remote {
+            let shown = format!("QPN {:#08x}, PSN {:#08x}", end["qpn"].as_u64().unwrap(), end["psn"].as_u64().unwrap());
+            assert!(client.out.contains(&shown), "{shown}: {client:?}");
+        }
+    }
+}
+
+#[test]
+fn srq_over_ipv6() {
+    let lab = Loopback::new();
+    let (client, server) = play_srq(lab.place(), Loopback::V6, Loopback::V6[0], &["-q", "3", "-e"]);
+    assert_eq!((client.code, server.code), (0, 0), "{client:?} {server:?}");
+    assert_eq!(server.json()["remote"][2]["gid"], Loopback::V6[1]);
+}
+
+#[test]
+fn srq_with_different_numbers_of_qps() {
+    let port = free_port();
+    let server = Server::listening_on_tcp(&["pingpong", "srq", "-d", "udp:127.77.23.1", "-p", &port, "-q", "4"], &port);
+    let client = run(&["pingpong", "srq", "127.0.0.1", "-d", "udp:127.77.23.2", "-p", &port, "-q", "3"]);
+    server.end().fails(1, "the peer has 3 QPs, not 4; give both sides the same -q");
+    assert_eq!(client.code, 1, "{client:?}");
+    run(&["pingpong", "srq", "-d", "udp:127.77.23.1", "-r", "15"]).fails(2, "16 QPs need a receive each");
+    run(&["pingpong", "rc", "-d", "udp:127.77.23.1", "-q", "2"]).fails(2, "leave -q out");
 }
 
 #[test]
