@@ -13,7 +13,8 @@ use crate::burst::choose_source_port;
 use crate::time::Duration;
 use crate::types::{AckTimeout, Gid, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use crate::verbs::{
-    AccessFlags, AddressVector, Attr, ErrorDetail, FailureKind, ModifyError, QpAttr, QpState, WcStatus, transition_rule,
+    AccessFlags, AddressVector, Attr, ErrorDetail, FailureKind, ModifyError, PathMigState, QpAttr, QpState, WcStatus,
+    transition_rule,
 };
 use crate::wire::{self, Flow};
 
@@ -86,6 +87,7 @@ impl QpFields {
             sq_psn: self.sq_psn,
             max_dest_rd_atomic: self.max_dest_rd_atomic,
             dest_qpn: self.dest_qpn,
+            path_mig_state: Some(PathMigState::Migrated),
             ..QpAttr::default()
         }
     }
@@ -283,6 +285,9 @@ fn check_values(attr: &QpAttr, limits: &ModifyLimits<'_>) -> Result<(), ModifyEr
     let depth = |v: Option<u8>| v.is_none_or(|v| usize::from(v) <= MAX_RD_ATOMIC);
     if attr.alt_path.is_some() {
         return Err(ModifyError::Unsupported { attr: Attr::AltPath });
+    }
+    if attr.path_mig_state.is_some_and(|s| s != PathMigState::Migrated) {
+        return Err(ModifyError::Unsupported { attr: Attr::PathMigState });
     }
     range(attr.port.is_none_or(|p| p == 1), Attr::Port)?;
     range(attr.pkey_index.is_none_or(|i| i == 0), Attr::PKeyIndex)?;

@@ -245,6 +245,45 @@ impl AddressVector {
 /// What an address handle is made of.
 pub type AhAttr = AddressVector;
 
+/// State of automatic path migration, with the numbers of the verbs (IBTA Vol 1 17.2.8).
+///
+/// A connection begins in MIGRATED. A program loads an alternate path and asks for REARM on both sides; each side then
+/// becomes ARMED by itself with the first packet that shows that its peer is at least in REARM. An armed QP migrates: it
+/// takes its alternate path, raises [`super::AsyncEvent::PathMigrated`], and is in MIGRATED again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum PathMigState {
+    /// On its path for good: nothing is armed. Packets carry MigReq 1.
+    #[default]
+    Migrated = 0,
+    /// Asks the peer to arm too. Packets carry MigReq 0.
+    Rearm = 1,
+    /// Ready to migrate. Packets carry MigReq 0. No modify may ask for this state: it is reached from REARM.
+    Armed = 2,
+}
+
+/// An alternate path (IBTA Vol 1 17.2.8): everything that differs from the primary one. Path MTU and QPN are shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AltPath {
+    /// Addresses and marks. Its GIDs may be those of the primary path: then another flow label, source port or traffic
+    /// class makes it another path.
+    pub av: AddressVector,
+    /// Position of its partition key in the P_Key table.
+    pub pkey_index: u16,
+    /// Port it leaves from; there is one, 1.
+    pub port: u8,
+    /// Local ACK timeout once it is in use.
+    pub timeout: AckTimeout,
+}
+
+impl AltPath {
+    /// The path of `av` in the default partition, with this timeout.
+    #[must_use]
+    pub const fn new(av: AddressVector, timeout: AckTimeout) -> Self {
+        Self { av, pkey_index: 0, port: 1, timeout }
+    }
+}
+
 /// Attributes of a modify: the target state and any of the fields. The state table says which must and may be there.
 ///
 /// Most callers build it from [`InitAttr`], [`RtrAttr`], [`RtsAttr`] or another arm of [`QpTransition`].
@@ -265,11 +304,12 @@ pub struct QpAttr {
     pub rnr_retry: Option<RnrRetry>,
     pub rq_psn: Option<Psn>,
     pub max_rd_atomic: Option<u8>,
-    pub alt_path: Option<AddressVector>,
+    pub alt_path: Option<AltPath>,
     pub min_rnr_timer: Option<RnrTimer>,
     pub sq_psn: Option<Psn>,
     pub max_dest_rd_atomic: Option<u8>,
     pub dest_qpn: Option<Qpn>,
+    pub path_mig_state: Option<PathMigState>,
 }
 
 impl QpAttr {
@@ -306,6 +346,7 @@ impl QpAttr {
         mark(self.sq_psn.is_some(), Attr::SqPsn);
         mark(self.max_dest_rd_atomic.is_some(), Attr::MaxDestRdAtomic);
         mark(self.dest_qpn.is_some(), Attr::DestQpn);
+        mark(self.path_mig_state.is_some(), Attr::PathMigState);
         set
     }
 }

@@ -18,6 +18,10 @@ pub enum AsyncEvent {
     QpAccessError(QpHandle),
     /// The first packet arrived on a QP in RTR.
     CommunicationEstablished(QpHandle),
+    /// A QP took its alternate path (PATH_MIG): the peer asked for it, its retries ran out, or the program did.
+    PathMigrated(QpHandle),
+    /// A peer asked an armed QP to migrate along a path that is not its alternate one (PATH_MIG_ERR). The QP did not.
+    PathMigrationFailed(QpHandle),
     /// A send queue is drained (SQD).
     SendQueueDrained(QpHandle),
     /// The last receive of a QP on an SRQ, which went to ERR, is consumed.

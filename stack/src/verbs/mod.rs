@@ -11,9 +11,9 @@ mod wc;
 mod wr;
 
 pub use attr::{
-    AccessFlags, AddressVector, AhAttr, DeviceAttr, GidEntry, GidType, InitAttr, MemoryRegion, MemoryWindow, MwType,
-    PortAttr, QpAttr, QpCapabilities, QpInfo, QpInit, QpTransition, QpType, QueueSnapshot, RtrAttr, RtsAttr, SrqInfo,
-    SrqInit,
+    AccessFlags, AddressVector, AhAttr, AltPath, DeviceAttr, GidEntry, GidType, InitAttr, MemoryRegion, MemoryWindow,
+    MwType, PathMigState, PortAttr, QpAttr, QpCapabilities, QpInfo, QpInit, QpTransition, QpType, QueueSnapshot,
+    RtrAttr, RtsAttr, SrqInfo, SrqInit,
 };
 pub use error::{ModifyError, PostError, PostListError, VerbsError};
 pub use event::AsyncEvent;
