@@ -2,6 +2,7 @@
 
 mod bad_packets;
 mod corner_cases;
+mod counters;
 mod datagrams;
 mod ether;
 mod goals;

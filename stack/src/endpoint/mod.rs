@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 pub use config::EndpointConfig;
 
-use crate::burst::{IcrcMode, RxBurst, RxIds, TxBurst, TxRoom};
+use crate::burst::{IcrcMode, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::counters::{Counters, DropReason};
 use crate::cq::{CqTable, EventQueue};
 use crate::mem::MrTable;
@@ -25,7 +25,7 @@ use crate::table::{NumberMap, Slab};
 use crate::time::Instant;
 use crate::types::{Gid, Qpn};
 use crate::verbs::kind;
-use crate::verbs::{CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
+use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
 use crate::wire::{self, IpFields, Packet, ParseError};
 use peer_ids::PeerIds;
 use timers::Timers;
@@ -53,6 +53,8 @@ const FIRST_QPN: u32 = 17;
 
 struct QpSlot {
     qp: Qp,
+    /// What the QP counted.
+    counters: Counters,
     /// Stands in the ring of QPs that may have something to send.
     queued: bool,
 }
@@ -75,8 +77,10 @@ pub struct Endpoint {
     active: VecDeque<QpHandle>,
     timers: Timers,
     events: EventQueue,
+    /// Packets and bytes, what belonged to no QP, and what QPs that are gone counted.
     counters: Counters,
     peer_ids: PeerIds,
+    link_is_up: bool,
     /// CQs that overran in the call that is being made; empty between calls.
     overruns: Vec<CqHandle>,
 }
@@ -107,6 +111,7 @@ impl Endpoint {
             events: EventQueue::default(),
             counters: Counters::default(),
             peer_ids: PeerIds::new(rng.next_u64()),
+            link_is_up: true,
             overruns: Vec::new(),
             config,
             rng,
@@ -119,10 +124,28 @@ impl Endpoint {
         &self.config
     }
 
-    /// Counters of the whole endpoint.
+    /// Counters of the port: the sum over its QPs, those that are gone, and what belonged to none.
     #[must_use]
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+    pub fn counters(&self) -> Counters {
+        let mut sum = self.counters.clone();
+        for (_, slot) in self.qps.iter() {
+            sum.add_qp(&slot.counters);
+        }
+        sum
+    }
+
+    /// Counters of one QP, from its creation on.
+    #[must_use]
+    pub fn qp_counters(&self, qp: QpHandle) -> Option<&Counters> {
+        self.qps.get(qp).map(|slot| &slot.counters)
+    }
+
+    /// Tells that the device failed: the port is down for good.
+    pub fn link_down(&mut self) {
+        if core::mem::replace(&mut self.link_is_up, false) {
+            self.counters.link_downed += 1;
+            self.events.push(AsyncEvent::PortError);
+        }
     }
 
     /// The last time it was told.
@@ -169,10 +192,9 @@ impl Endpoint {
         };
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += segment.len() as u64;
-        if burst.congestion_experienced() {
-            self.counters.np_ecn_marked_roce_packets += 1;
-        }
-        let arrival = Arrival { flow: &burst.flow, ip, segment: segment.len() };
+        let marked = burst.congestion_experienced();
+        self.counters.np_ecn_marked_roce_packets += u64::from(marked);
+        let arrival = Arrival { flow: &burst.flow, ip, segment: segment.len(), marked };
         if packet.dest_qp == Qpn::MULTICAST {
             self.handle_multicast(&packet, &arrival);
         } else if let Some(handle) = self.by_qpn.get(packet.dest_qp.get()).copied() {
@@ -230,10 +252,14 @@ impl Endpoint {
     }
 
     fn deliver(&mut self, handle: QpHandle, packet: &Packet<'_>, arrival: &Arrival<'_>) {
-        let result = self.with_qp(handle, |qp, cx| qp.handle_packet(packet, arrival, cx));
-        if let Some(Err(reason)) = result {
-            self.counters.count_drop(reason);
-        }
+        self.with_qp(handle, |qp, cx| {
+            cx.counters.rcvd_pkts += 1;
+            cx.counters.rcvd_bytes += arrival.segment as u64;
+            cx.counters.np_ecn_marked_roce_packets += u64::from(arrival.marked);
+            if let Err(reason) = qp.handle_packet(packet, arrival, cx) {
+                cx.counters.count_drop(reason);
+            }
+        });
         self.wake(handle);
     }
 
@@ -257,7 +283,7 @@ impl Endpoint {
             ahs: &self.ahs,
             source_ports: &self.config.source_ports,
             events: &mut self.events,
-            counters: &mut self.counters,
+            counters: &mut slot.counters,
             overruns: &mut self.overruns,
             lost: false,
         };
@@ -331,15 +357,21 @@ impl Endpoint {
         self.now = now;
         while let Some(handle) = self.active.pop_front() {
             let burst = self.with_qp(handle, |qp, cx| qp.poll_transmit(cx, &mut room)).flatten();
-            if let Some(burst) = burst {
-                self.active.push_back(handle);
-                self.counters.sent_pkts += burst.segments as u64;
-                self.counters.sent_bytes += burst.len as u64;
-                return Some(burst);
+            let slot = self.qps.get_mut(handle);
+            let Some(burst) = burst else {
+                if let Some(slot) = slot {
+                    slot.queued = false;
+                }
+                continue;
+            };
+            self.active.push_back(handle);
+            // From BTH to ICRC: on Ethernet the outer headers are in the burst, once.
+            let outer = if room.medium == Medium::Ip { burst.flow.header_len() } else { 0 };
+            for counters in [Some(&mut self.counters), slot.map(|s| &mut s.counters)].into_iter().flatten() {
+                counters.sent_pkts += burst.segments as u64;
+                counters.sent_bytes += burst.len.saturating_sub(outer) as u64;
             }
-            if let Some(slot) = self.qps.get_mut(handle) {
-                slot.queued = false;
-            }
+            return Some(burst);
         }
         None
     }

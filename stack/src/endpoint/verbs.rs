@@ -4,6 +4,7 @@ use super::{
     Endpoint, FIRST_QPN, MAX_AHS, MAX_CQE, MAX_CQS, MAX_INLINE, MAX_MULTICAST, MAX_PDS, MAX_SGE, MAX_SRQS, MAX_WR,
     QpSlot,
 };
+use crate::counters::Counters;
 use crate::cq::Cq;
 use crate::mem::MAX_MRS;
 use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, post_recv_to};
@@ -110,7 +111,12 @@ impl Verbs for Endpoint {
     }
 
     fn query_port(&self) -> PortAttr {
-        PortAttr { active: true, max_mtu: PathMtu::B4096, active_mtu: self.config.path_mtu, mac: self.config.mac }
+        PortAttr {
+            active: self.link_is_up,
+            max_mtu: PathMtu::B4096,
+            active_mtu: self.config.path_mtu,
+            mac: self.config.mac,
+        }
     }
 
     fn query_gids(&self) -> Vec<GidEntry> {
@@ -202,7 +208,10 @@ impl Verbs for Endpoint {
         let srq = self.check_qp_init(&init)?;
         let qpn = self.choose_qpn(&init)?;
         let datagram_mtu = u16::try_from(self.config.path_mtu.bytes()).unwrap_or(u16::MAX);
-        let make = |handle| QpSlot { qp: Qp::new(handle, qpn, &init, srq, datagram_mtu), queued: false };
+        let make = |handle| {
+            let qp = Qp::new(handle, qpn, &init, srq, datagram_mtu);
+            QpSlot { qp, counters: Counters::default(), queued: false }
+        };
         let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
         self.by_qpn.insert(qpn.get(), handle);
         for cq in [init.send_cq, init.recv_cq] {
@@ -232,6 +241,7 @@ impl Verbs for Endpoint {
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), VerbsError> {
         let slot = self.qps.remove(qp).ok_or(VerbsError::InvalidHandle)?;
+        self.counters.add_qp(&slot.counters);
         self.by_qpn.remove(slot.qp.qpn().get());
         self.multicast.retain(|(_, member)| *member != qp);
         let (send, recv) = slot.qp.cqs();

@@ -218,6 +218,7 @@ impl Shared {
                 (round.moved(), due.map_or(u64::MAX, Instant::as_nanos))
             }
             Err(e) => {
+                engine.endpoint_mut().link_down();
                 self.fail(e);
                 (0, u64::MAX)
             }

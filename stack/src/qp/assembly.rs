@@ -71,6 +71,7 @@ impl ReceiveQueue {
                 cx.events.push(AsyncEvent::SrqLimitReached(handle));
             }
         }
+        cx.counters.out_of_buffer += u64::from(self.held.is_none());
         self.held.is_some()
     }
 

@@ -158,6 +158,11 @@ impl Requester {
                 return Err(ResponseError::Drop(DropReason::UnexpectedResponse));
             }
         };
+        match status {
+            WcStatus::RemoteAccess => cx.counters.req_remote_access_errors += 1,
+            WcStatus::RemoteOperation => cx.counters.req_remote_operational_err += 1,
+            _ => cx.counters.req_remote_invalid_request += 1,
+        }
         Err(SendFailure { status, kind, psn }.into())
     }
 

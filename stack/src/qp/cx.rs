@@ -7,7 +7,7 @@ use crate::srq::SrqTable;
 use crate::table::Slab;
 use crate::time::Instant;
 use crate::verbs::kind;
-use crate::verbs::{CqHandle, PdHandle, WorkCompletion};
+use crate::verbs::{CqHandle, PdHandle, WcOpcode, WcStatus, WorkCompletion};
 use crate::wire::Flow;
 
 /// An address handle: the path of a datagram, its source port still open.
@@ -40,7 +40,7 @@ pub struct Cx<'a> {
     pub source_ports: &'a [u16],
     /// Asynchronous events.
     pub events: &'a mut EventQueue,
-    /// Counters of the endpoint.
+    /// Counters of the QP.
     pub counters: &'a mut Counters,
     /// CQs that overran during the call: all their QPs must go to ERR.
     pub overruns: &'a mut Vec<CqHandle>,
@@ -51,11 +51,25 @@ pub struct Cx<'a> {
 impl Cx<'_> {
     /// Puts a completion into its CQ; false when the CQ overran.
     pub fn complete(&mut self, cq: CqHandle, wc: WorkCompletion) -> bool {
+        if wc.status != WcStatus::Success {
+            self.count_error(&wc);
+        }
         let Err(overrun) = cq::complete(self.cqs, cq, wc, self.events, self.counters) else { return true };
         if overrun.first {
             self.overruns.push(cq);
         }
         self.lost = true;
         false
+    }
+
+    fn count_error(&mut self, wc: &WorkCompletion) {
+        let flushed = u64::from(wc.status == WcStatus::WorkRequestFlushed);
+        if matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
+            self.counters.resp_cqe_error += 1;
+            self.counters.resp_cqe_flush_error += flushed;
+        } else {
+            self.counters.req_cqe_error += 1;
+            self.counters.req_cqe_flush_error += flushed;
+        }
     }
 }

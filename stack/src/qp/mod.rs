@@ -103,6 +103,8 @@ pub struct Arrival<'a> {
     pub ip: IpFields,
     /// Bytes of the segment, BTH to ICRC.
     pub segment: usize,
+    /// It carried the congestion mark.
+    pub marked: bool,
 }
 
 #[derive(Debug)]
@@ -358,7 +360,7 @@ impl Qp {
                 self.handle_response(packet, response, cx)
             }
             Body::Cnp => {
-                cx.counters.rp_cnp_handled += 1;
+                cx.counters.rp_cnp_ignored += 1;
                 Ok(())
             }
             Body::Datagram(_) => Err(DropReason::WrongTransport),

@@ -204,6 +204,7 @@ impl Requester {
                 self.fail_poisoned_head().map(|()| None)
             }
             Err(EmitError::NoRoom) => {
+                cx.counters.send_err += 1;
                 self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
                 self.fail_poisoned_head().map(|()| None)
             }

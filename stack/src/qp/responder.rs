@@ -11,7 +11,7 @@ use super::{Ident, Path};
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
 use crate::types::{Msn, Psn, PsnClass, RnrTimer};
-use crate::verbs::AccessFlags;
+use crate::verbs::{AccessFlags, WcStatus};
 use crate::wire::{Aeth, AtomicEth, Body, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome};
 
 /// The header bits of a request that the responder looks at.
@@ -241,7 +241,8 @@ impl Responder {
                 self.nak_sent = true;
                 self.answers.nak(self.expected, Syndrome::RnrNak(self.min_rnr), self.msn);
             }
-            Refusal::Nak { code, .. } => {
+            Refusal::Nak { code, local } => {
+                cx.counters.resp_local_length_error += u64::from(local == Some(WcStatus::LocalLength));
                 // Until the expected packet arrives, one NAK is enough.
                 self.nak_sent = true;
                 self.answers.nak(self.expected, Syndrome::Nak(code), self.msn);
@@ -343,8 +344,9 @@ fn write_answer(
             .and_then(|span| span.read(out)),
         _ => Ok(()),
     });
-    written.map_err(|e| match e {
-        EmitError::NoRoom | EmitError::Payload(_) => psn,
+    written.map_err(|e| {
+        cx.counters.send_err += u64::from(matches!(e, EmitError::NoRoom));
+        psn
     })
 }
 

@@ -80,7 +80,10 @@ impl DatagramSender {
                 Ok(Some(burst))
             }
             Err(EmitError::Payload(_)) => Err(fail(WcStatus::LocalProtection, FailureKind::LocalElement)),
-            Err(EmitError::NoRoom) => Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable)),
+            Err(EmitError::NoRoom) => {
+                cx.counters.send_err += 1;
+                Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable))
+            }
         }
     }
 
