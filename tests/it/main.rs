@@ -1,6 +1,7 @@
 //! Integration tests.
 
 mod bad_packets;
+mod conformance;
 mod corner_cases;
 mod counters;
 mod datagrams;
