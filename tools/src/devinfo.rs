@@ -123,6 +123,7 @@ fn mtu(mtu: PathMtu) -> String {
 const fn gid_type(entry: &GidEntry) -> &'static str {
     match entry.gid_type {
         GidType::RoceV2 => "RoCE v2",
+        GidType::RoceV1 => "IB/RoCE v1",
     }
 }
 

@@ -12,6 +12,7 @@ pub(super) fn choose_source(gids: &[GidEntry], destination: IpAddr, wanted: Opti
     for (index, entry) in (0u8..=u8::MAX).zip(gids) {
         let ip = entry.gid.ip();
         let fits = match (ip, destination) {
+            _ if !entry.is_usable() => false,
             (IpAddr::V4(_), IpAddr::V4(_)) => true,
             (IpAddr::V6(a), IpAddr::V6(b)) => is_link_local(a) == is_link_local(b),
             _ => false,
@@ -27,7 +28,7 @@ pub(super) fn choose_source(gids: &[GidEntry], destination: IpAddr, wanted: Opti
 
 /// The entry with this address.
 pub(super) fn find(gids: &[GidEntry], ip: IpAddr) -> Option<(u8, Gid)> {
-    (0u8..=u8::MAX).zip(gids).find(|(_, e)| e.gid.ip() == ip).map(|(i, e)| (i, e.gid))
+    (0u8..=u8::MAX).zip(gids).find(|(_, e)| e.is_usable() && e.gid.ip() == ip).map(|(i, e)| (i, e.gid))
 }
 
 const fn is_link_local(ip: Ipv6Addr) -> bool {
@@ -42,6 +43,17 @@ fn common_prefix(gid: Gid, ip: IpAddr) -> u32 {
 mod tests {
     use super::*;
     use uroce::verbs::GidType;
+
+    #[test]
+    fn entries_that_roce_v2_cannot_use_are_passed_over() {
+        let v1 = GidEntry { gid: Gid::from(IpAddr::from([10, 77, 0, 1])), gid_type: GidType::RoceV1 };
+        let empty = GidEntry { gid: Gid::default(), gid_type: GidType::RoceV2 };
+        let gids = [empty, v1, GidEntry { gid_type: GidType::RoceV2, ..v1 }];
+        assert_eq!(choose_source(&gids, IpAddr::from([10, 77, 0, 2]), None).map(|(i, _)| i), Some(2));
+        assert_eq!(choose_source(&gids, "2001:db8::1".parse().unwrap(), None), None);
+        assert_eq!(find(&gids, v1.gid.ip()).map(|(i, _)| i), Some(2));
+        assert_eq!(find(&gids, empty.gid.ip()), None);
+    }
 
     #[test]
     fn family_scope_and_prefix_decide() {

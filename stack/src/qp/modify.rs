@@ -14,7 +14,7 @@ use crate::time::Duration;
 use crate::types::{AckTimeout, Gid, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use crate::verbs::{
     AccessFlags, AddressVector, Attr, ErrorDetail, FailureKind, ModifyError, PathMigState, QpAttr, QpState, WcStatus,
-    transition_rule,
+    check_transition,
 };
 use crate::wire::{self, Flow};
 
@@ -100,8 +100,7 @@ impl Qp {
     /// [`ModifyError`]; nothing changed then.
     pub fn modify(&mut self, attr: &QpAttr, limits: &ModifyLimits<'_>, cx: &mut Cx<'_>) -> Result<(), ModifyError> {
         let from = self.state;
-        let to = attr.state.unwrap_or(from);
-        self.check_rule(attr, from, to)?;
+        let to = check_transition(self.id.qp_type, from, attr)?;
         check_values(attr, limits)?;
         let mut fields = self.fields;
         fields.apply(attr);
@@ -112,23 +111,6 @@ impl Qp {
         self.fields = fields;
         self.path = path;
         self.enter(from, to, attr, cx);
-        Ok(())
-    }
-
-    fn check_rule(&self, attr: &QpAttr, from: QpState, to: QpState) -> Result<(), ModifyError> {
-        let rule = transition_rule(self.id.qp_type, from, to).ok_or(ModifyError::NoTransition { from, to })?;
-        let present = attr.present();
-        if let Some(attr) = rule.required.first_missing_in(present) {
-            return Err(ModifyError::Missing { attr, from, to });
-        }
-        if let Some(attr) = present.first_missing_in(rule.required.and(rule.optional)) {
-            return Err(ModifyError::NotAllowed { attr, from, to });
-        }
-        if let Some(named) = attr.cur_state
-            && (named != from || !matches!(named, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe))
-        {
-            return Err(ModifyError::WrongCurrentState { named, actual: from });
-        }
         Ok(())
     }
 

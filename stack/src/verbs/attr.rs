@@ -553,6 +553,8 @@ pub struct QpInfo {
 pub enum GidType {
     /// RoCE v2: IP and UDP.
     RoceV2,
+    /// RoCE v1, a frame of its own below IP: hardware lists such entries beside the others. uroce does not speak it.
+    RoceV1,
 }
 
 /// An entry of the GID table.
@@ -562,6 +564,14 @@ pub struct GidEntry {
     pub gid: Gid,
     /// Its type.
     pub gid_type: GidType,
+}
+
+impl GidEntry {
+    /// Whether RoCE v2 can use it. Hardware's tables also have empty entries, and entries of other types.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.gid_type == GidType::RoceV2 && !self.gid.is_unspecified()
+    }
 }
 
 /// Limits and identity of a device.

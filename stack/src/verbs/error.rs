@@ -54,6 +54,14 @@ pub enum VerbsError {
     /// A QP could not be modified.
     #[error(transparent)]
     Modify(#[from] ModifyError),
+    /// Hardware or its driver refused, with an error number of the system.
+    #[error("{call}: {}", std::io::Error::from_raw_os_error(*errno))]
+    System {
+        /// Function of the driver's library.
+        call: &'static str,
+        /// Its answer.
+        errno: i32,
+    },
     /// Not offered by this device.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
@@ -178,6 +186,12 @@ pub enum PostError {
     /// Not offered by this device.
     #[error("{0} is not supported by this device")]
     Unsupported(&'static str),
+    /// Hardware or its driver refused, with an error number of the system.
+    #[error("the device refused it: {}", std::io::Error::from_raw_os_error(*errno))]
+    System {
+        /// Its answer.
+        errno: i32,
+    },
     /// Receives of a QP with an SRQ are posted to the SRQ.
     #[error("this QP receives from an SRQ")]
     HasSrq,

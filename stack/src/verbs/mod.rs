@@ -17,7 +17,7 @@ pub use attr::{
 };
 pub use error::{ModifyError, PostError, PostListError, VerbsError};
 pub use event::AsyncEvent;
-pub use state::{Attr, AttrSet, QpState, transition_rule};
+pub use state::{Attr, AttrSet, QpState, check_transition, transition_rule};
 pub use wc::{ErrorDetail, FailureKind, WcData, WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{
     FastRegister, FlushPlacement, FlushScope, MwBind, Operation, Payload, RecvHead, RecvWr, Remote, SendFlags,

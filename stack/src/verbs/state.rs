@@ -1,7 +1,8 @@
 //! The QP state table: which transitions exist, and which attributes each must and may carry
 //! (IBTA Vol 1 10.3 and 11.2.5.2).
 
-use super::attr::QpType;
+use super::attr::{QpAttr, QpType};
+use super::error::ModifyError;
 
 /// State of a QP, with the numbers of the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,6 +171,29 @@ pub fn transition_rule(qp_type: QpType, from: QpState, to: QpState) -> Option<Ru
         _ => return None,
     };
     Some(Rule { required: AttrSet::of(required), optional: AttrSet::of(optional) })
+}
+
+/// Checks which attributes a modify of a QP in `from` carries against the table; values are the device's to check.
+/// Returns the state that it leads to.
+///
+/// # Errors
+/// [`ModifyError`], naming the attribute that is missing or not allowed.
+pub fn check_transition(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
+    let to = attr.state.unwrap_or(from);
+    let rule = transition_rule(qp_type, from, to).ok_or(ModifyError::NoTransition { from, to })?;
+    let present = attr.present();
+    if let Some(attr) = rule.required.first_missing_in(present) {
+        return Err(ModifyError::Missing { attr, from, to });
+    }
+    if let Some(attr) = present.first_missing_in(rule.required.and(rule.optional)) {
+        return Err(ModifyError::NotAllowed { attr, from, to });
+    }
+    if let Some(named) = attr.cur_state
+        && (named != from || !matches!(named, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe))
+    {
+        return Err(ModifyError::WrongCurrentState { named, actual: from });
+    }
+    Ok(to)
 }
 
 type Lists = (&'static [Attr], &'static [Attr]);
