@@ -17,12 +17,16 @@ pub mod kind {
     pub enum Comm {}
     /// Listeners.
     pub enum Listener {}
+    /// Exchanges of service resolution.
+    pub enum Sidr {}
 }
 
 /// Names a communication.
 pub type CommId = Handle<kind::Comm>;
 /// Names a listener.
 pub type ListenerId = Handle<kind::Listener>;
+/// Names an exchange of service resolution.
+pub type SidrId = Handle<kind::Sidr>;
 
 /// Where a communication stands, with what that state needs.
 #[derive(Debug)]

@@ -72,5 +72,5 @@ pub mod wire;
 
 pub use agent::{Agent, CmEvent, Config};
 pub use comm::{CommId, ListenerId};
-pub use id::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, ReadyQp};
+pub use id::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, ReadyQp, UdPeer};
 pub use retry::RetryPolicy;

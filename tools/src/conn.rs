@@ -120,7 +120,7 @@ impl Connections {
 
     /// Refuses a request with a text.
     pub(crate) fn reject(&mut self, v: &mut Handle, id: IdHandle, why: &str) -> Result<(), Failure> {
-        self.cm.reject(id, why.as_bytes())?;
+        self.cm.reject(v.now(), id, why.as_bytes())?;
         self.pump(v)
     }
 

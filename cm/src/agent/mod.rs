@@ -3,11 +3,18 @@
 //! Owns all communications of one adapter: it takes MADs and commands, and gives MADs and events. It never knows how MADs
 //! travel, never touches a QP, and reads no clock: `now` is an argument, and one seed gives one run.
 //!
-//! The file for each side: `commands` (what the consumer says), `receive` (what the peer says), `timers` (what time says),
-//! `tables` (who is found by what).
+//! The file for each side: `commands` (what the consumer says), `receive` (what the peer says: the way in; `request`,
+//! `reply` and `ending` by message), `sidr` (service resolution, both sides), `timers` (what time says), `tables` (who is
+//! found by what), `gate` (who is asked before anything else).
 
 mod commands;
+mod ending;
+mod gate;
+mod lap;
 mod receive;
+mod reply;
+mod request;
+mod sidr;
 mod tables;
 mod timers;
 mod types;
@@ -15,20 +22,22 @@ mod types;
 use std::collections::VecDeque;
 
 use uroce::rng::Rng;
-use uroce::time::{Duration, Instant};
-use uroce::types::AckTimeout;
+use uroce::time::Instant;
 
+pub use gate::{Admission, Arrival, Gate, Notice, Outcome};
 pub use types::{
     AcceptParams, AddressFilter, CmCounters, CmError, CmEvent, Config, ConnectParams, ConnectRequest, DisconnectCause,
-    Limits, MadAddress, OutgoingMad, Overflow, Rejection, Reply,
+    Limits, MadAddress, OutgoingMad, Overflow, Rejection, Reply, ResolveParams, ServiceAnswer, ServiceReply,
+    ServiceRequest,
 };
 
-use crate::comm::{Comm, CommId, CommState, State};
+use crate::comm::{Comm, CommId, CommState};
 use crate::retry::{Retransmission, RetryPolicy};
 use crate::wire::{
     Ari, CaGuid, CommunicationId, MAD_LEN, Mad, MadKind, Message, PrivateData, Rej, RejReason, RejectedMessage,
     TransactionId,
 };
+use sidr::Exchanges;
 use tables::Tables;
 
 /// Communication and transaction id of the next communication, in place of random ones: for replays.
@@ -43,15 +52,14 @@ pub struct Preset {
 /// Most presets that wait.
 const PRESETS_MAX: usize = 64;
 
-/// How long a QP waits when its connection names no ACK timeout.
-const TIMEWAIT_WITHOUT_ACK_TIMEOUT: Duration = Duration::from_millis(500);
-
 /// The agent.
 pub struct Agent {
     config: Config,
     guid: CaGuid,
     rng: Rng,
     tables: Tables,
+    sidr: Exchanges,
+    gate: Option<Box<dyn Gate>>,
     outgoing: VecDeque<OutgoingMad>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
@@ -68,12 +76,19 @@ impl Agent {
             config,
             guid: config.ca_guid.unwrap_or(CaGuid::new(random)),
             tables: Tables::new(config.limits, &mut rng),
+            sidr: Exchanges::new(config.limits.services, &mut rng),
+            gate: None,
             rng,
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
             counters: CmCounters::default(),
             presets: VecDeque::new(),
         }
+    }
+
+    /// Sets who is asked before a MAD makes any state, in place of whoever was.
+    pub fn set_gate(&mut self, gate: Box<dyn Gate>) {
+        self.gate = Some(gate);
     }
 
     /// Our adapter's GUID.
@@ -144,7 +159,7 @@ impl Agent {
     /// When [`Agent::handle_timeout`] wants to be called. It may lie in the past: then at once.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.tables.next_due()
+        self.tables.next_due().into_iter().chain(self.sidr.next_due()).min()
     }
 
     /// An event that follows from a communication that the consumer knows; their number is bounded by that of
@@ -221,54 +236,9 @@ impl Agent {
             private_data: PrivateData::EMPTY,
         }
     }
-
-    /// Ends a communication; its QP waits as long as packets of the old connection may live.
-    fn enter_timewait(&mut self, now: Instant, handle: CommId) {
-        let Some(comm) = self.tables.comms.get(handle) else { return };
-        let wait = timewait_of(comm.path.ack_timeout);
-        if let Some(forgotten) = self.tables.enter_timewait(now, handle, wait) {
-            self.counters.timewait_evicted += 1;
-            self.emit(CmEvent::TimewaitExit { comm: forgotten });
-        }
-    }
-
-    /// Sends a DREQ on an established connection, for the consumer or because the peer has forgotten it.
-    fn start_disconnect(&mut self, now: Instant, handle: CommId, private_data: PrivateData<220>) {
-        let Some(comm) = self.tables.comms.get(handle) else { return };
-        let Some(remote_qpn) = comm.remote_qpn else { return };
-        let dreq = crate::wire::Dreq {
-            local_comm_id: comm.local_id,
-            remote_comm_id: comm.remote_id,
-            remote_qpn,
-            reserved: 0,
-            private_data,
-        };
-        let (to, policy) = (address_of(comm), self.policy_for(comm));
-        let transaction = TransactionId::new(self.rng.next_u64());
-        let (retry, due) = self.send_retrying(now, to, transaction, dreq, policy);
-        self.tables.set_state(handle, State::DreqSent(retry), Some(due));
-    }
-
-    /// Answers a DREQ.
-    fn send_drep(
-        &mut self,
-        to: MadAddress,
-        transaction: TransactionId,
-        ids: (CommunicationId, CommunicationId),
-        private_data: PrivateData<224>,
-    ) {
-        let (local_comm_id, remote_comm_id) = ids;
-        self.send(to, transaction, crate::wire::Drep { local_comm_id, remote_comm_id, private_data });
-    }
 }
 
 /// Where the MADs of a communication go.
 const fn address_of(comm: &Comm) -> MadAddress {
     MadAddress { local: comm.path.local, remote: comm.path.remote }
-}
-
-/// The local ACK timeout covers twice the packet lifetime and the peer's ACK delay, which is what TIMEWAIT lasts
-/// (IBTA Vol 1 12.9.8.4).
-fn timewait_of(ack_timeout: AckTimeout) -> Duration {
-    ack_timeout.duration().unwrap_or(TIMEWAIT_WITHOUT_ACK_TIMEOUT)
 }

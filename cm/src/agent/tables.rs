@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uroce::rng::Rng;
 use uroce::table::{Handle, NumberMap, Slab};
 use uroce::time::{Duration, Instant};
-use uroce::types::Qpn;
+use uroce::types::{Gid, Qpn};
 
 use super::types::{AddressFilter, Limits};
 use crate::comm::{Comm, CommId, ListenerId, State, kind};
@@ -18,11 +18,18 @@ use crate::wire::{CaGuid, CommunicationId, ServiceId};
 pub(super) enum TimeWaitKind {}
 type TimeWaitId = Handle<TimeWaitKind>;
 
+/// A peer: its GUID as seen from its address. A GUID alone is what anybody may claim.
+pub(super) type Peer = (Gid, CaGuid);
+
+fn peer_of(comm: &Comm) -> Option<Peer> {
+    Some((comm.path.remote, comm.remote_guid?))
+}
+
 /// What is left of a connection until its last packets are gone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeWait {
     pub(super) comm: CommId,
-    remote: Option<(CaGuid, Qpn)>,
+    remote: Option<(Peer, Qpn)>,
     local_qpn: Option<Qpn>,
     due: Instant,
 }
@@ -57,8 +64,8 @@ pub(super) struct Tables {
     timewait: Slab<TimeWaitKind, TimeWait>,
     by_local_id: NumberMap<CommId>,
     by_local_qpn: NumberMap<Owner>,
-    by_remote_id: BTreeMap<(CaGuid, CommunicationId), CommId>,
-    by_remote_qpn: BTreeMap<(CaGuid, u32), Owner>,
+    by_remote_id: BTreeMap<(Peer, CommunicationId), CommId>,
+    by_remote_qpn: BTreeMap<(Peer, u32), Owner>,
     by_service: BTreeMap<ServiceId, Vec<ListenerId>>,
     timers: BTreeSet<(Instant, CommId)>,
     timewait_timers: BTreeSet<(Instant, TimeWaitId)>,
@@ -96,12 +103,12 @@ impl Tables {
         self.by_local_id.get(id.get()).copied()
     }
 
-    pub(super) fn by_remote_id(&self, guid: CaGuid, id: CommunicationId) -> Option<CommId> {
-        self.by_remote_id.get(&(guid, id)).copied()
+    pub(super) fn by_remote_id(&self, peer: Peer, id: CommunicationId) -> Option<CommId> {
+        self.by_remote_id.get(&(peer, id)).copied()
     }
 
-    pub(super) fn owner_of_remote_qp(&self, guid: CaGuid, qpn: Qpn) -> Option<Owner> {
-        self.by_remote_qpn.get(&(guid, qpn.get())).copied()
+    pub(super) fn owner_of_remote_qp(&self, peer: Peer, qpn: Qpn) -> Option<Owner> {
+        self.by_remote_qpn.get(&(peer, qpn.get())).copied()
     }
 
     /// Whether our QP `qpn` belongs to another communication than `comm`, or waits.
@@ -133,10 +140,10 @@ impl Tables {
         if let Some(qpn) = comm.local_qpn {
             self.by_local_qpn.insert(qpn.get(), Owner::Live(handle));
         }
-        let Some(guid) = comm.remote_guid else { return };
-        self.by_remote_id.insert((guid, comm.remote_id), handle);
+        let Some(peer) = peer_of(comm) else { return };
+        self.by_remote_id.insert((peer, comm.remote_id), handle);
         if let Some(qpn) = comm.remote_qpn {
-            self.by_remote_qpn.insert((guid, qpn.get()), Owner::Live(handle));
+            self.by_remote_qpn.insert((peer, qpn.get()), Owner::Live(handle));
         }
     }
 
@@ -180,14 +187,14 @@ impl Tables {
         {
             self.by_local_qpn.remove(qpn.get());
         }
-        if let Some(guid) = comm.remote_guid {
-            if self.by_remote_id.get(&(guid, comm.remote_id)) == Some(&handle) {
-                self.by_remote_id.remove(&(guid, comm.remote_id));
+        if let Some(peer) = peer_of(&comm) {
+            if self.by_remote_id.get(&(peer, comm.remote_id)) == Some(&handle) {
+                self.by_remote_id.remove(&(peer, comm.remote_id));
             }
             if let Some(qpn) = comm.remote_qpn
-                && self.by_remote_qpn.get(&(guid, qpn.get())) == Some(&ours)
+                && self.by_remote_qpn.get(&(peer, qpn.get())) == Some(&ours)
             {
-                self.by_remote_qpn.remove(&(guid, qpn.get()));
+                self.by_remote_qpn.remove(&(peer, qpn.get()));
             }
         }
         Some(comm)
@@ -200,7 +207,7 @@ impl Tables {
         let evicted = if self.timewait.len() >= self.limits.timewait { self.evict_timewait() } else { None };
         let record = TimeWait {
             comm: handle,
-            remote: comm.remote_guid.zip(comm.remote_qpn),
+            remote: peer_of(&comm).zip(comm.remote_qpn),
             local_qpn: comm.local_qpn,
             due: now + wait,
         };
@@ -209,8 +216,8 @@ impl Tables {
         if let Some(qpn) = record.local_qpn {
             self.by_local_qpn.insert(qpn.get(), Owner::TimeWait(id));
         }
-        if let Some((guid, qpn)) = record.remote {
-            self.by_remote_qpn.insert((guid, qpn.get()), Owner::TimeWait(id));
+        if let Some((peer, qpn)) = record.remote {
+            self.by_remote_qpn.insert((peer, qpn.get()), Owner::TimeWait(id));
         }
         evicted
     }
@@ -231,10 +238,10 @@ impl Tables {
         {
             self.by_local_qpn.remove(qpn.get());
         }
-        if let Some((guid, qpn)) = record.remote
-            && self.by_remote_qpn.get(&(guid, qpn.get())) == Some(&ours)
+        if let Some((peer, qpn)) = record.remote
+            && self.by_remote_qpn.get(&(peer, qpn.get())) == Some(&ours)
         {
-            self.by_remote_qpn.remove(&(guid, qpn.get()));
+            self.by_remote_qpn.remove(&(peer, qpn.get()));
         }
         Some(record.comm)
     }
@@ -251,6 +258,20 @@ impl Tables {
             return Some(Timer::TimeWait(*id));
         }
         self.timers.first().filter(|(at, _)| *at <= now).map(|(_, id)| Timer::Comm(*id))
+    }
+
+    /// Counts a request against a listener's backlog; `false` when it is full.
+    pub(super) fn take_backlog(&mut self, listener: ListenerId) -> bool {
+        let Some(listener) = self.listeners.get_mut(listener).filter(|l| l.pending < l.backlog) else { return false };
+        listener.pending += 1;
+        true
+    }
+
+    /// The request was answered; its listener may be gone.
+    pub(super) fn release_backlog(&mut self, listener: ListenerId) {
+        if let Some(listener) = self.listeners.get_mut(listener) {
+            listener.pending = listener.pending.saturating_sub(1);
+        }
     }
 
     pub(super) fn add_listener(&mut self, listener: Listener) -> Option<ListenerId> {

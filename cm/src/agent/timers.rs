@@ -15,6 +15,10 @@ impl Agent {
     /// Handles the timers that are due, at most 256 of them.
     pub fn handle_timeout(&mut self, now: Instant) {
         for _ in 0..TIMERS_PER_CALL {
+            if let Some(id) = self.sidr.due_by(now) {
+                self.on_service_due(now, id);
+                continue;
+            }
             match self.tables.due_by(now) {
                 None => return,
                 Some(Timer::TimeWait(id)) => {

@@ -3,13 +3,13 @@
 use core::net::IpAddr;
 
 use uroce::time::Duration;
-use uroce::types::{Gid, PathMtu, Psn, Qpn, RetryCount, RnrRetry};
+use uroce::types::{Gid, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry};
 
-use crate::comm::{CommId, ConnectionTerms, ListenerId, Path};
+use crate::comm::{CommId, ConnectionTerms, ListenerId, Path, SidrId};
 use crate::retry::RetryPolicy;
 use crate::wire::{
     Ari, CaGuid, CmTimeout, IpHeader, MAD_LEN, MadKind, PrivateData, PrivateDataTooLong, RejReason, RejectedMessage,
-    ServiceId, TransportService,
+    ServiceId, SidrStatus, TransportService,
 };
 
 /// Between whom a MAD travels: QP1 of `local` and QP1 of `remote`.
@@ -33,7 +33,8 @@ pub struct OutgoingMad {
 /// What happens to a REQ when nobody has room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Overflow {
-    /// REJ 3, no resources: the peer knows at once.
+    /// The peer knows at once: REJ 3 (no resources) when a table of ours is full, REJ 28 when the listener's backlog is,
+    /// as Linux answers; "rejected" to a SIDR_REQ.
     #[default]
     Reject,
     /// Nothing: the peer tries again.
@@ -51,6 +52,8 @@ pub struct Limits {
     pub timewait: usize,
     /// Listeners.
     pub listeners: usize,
+    /// Service resolutions: so many of ours, and so many of peers (answers that are kept included).
+    pub services: usize,
     /// MADs that wait to be sent; beyond, they are dropped and their timers send them again.
     pub outgoing: usize,
     /// Events that wait for the consumer; beyond, no REQ is accepted.
@@ -59,7 +62,15 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { comms: 65_536, half_open: 4096, timewait: 65_536, listeners: 4096, outgoing: 8192, events: 16_384 }
+        Self {
+            comms: 65_536,
+            half_open: 4096,
+            timewait: 65_536,
+            listeners: 4096,
+            services: 4096,
+            outgoing: 8192,
+            events: 16_384,
+        }
     }
 }
 
@@ -76,6 +87,8 @@ pub struct Config {
     pub service_timeout: CmTimeout,
     /// How long a peer's MRAs can stretch one message in all.
     pub mra_cap: Duration,
+    /// How long the consumer may take to answer a request. Then it is refused for it.
+    pub consumer_cap: Duration,
     /// A DREQ that the consumer does not answer by `disconnect` is answered after this.
     pub drep_delay: Duration,
     /// Greatest path MTU accepted.
@@ -98,6 +111,7 @@ impl Default for Config {
             response_timeout: CmTimeout::DEFAULT_RESPONSE,
             service_timeout: CmTimeout::DEFAULT_SERVICE,
             mra_cap: Duration::from_secs(120),
+            consumer_cap: Duration::from_secs(120),
             drep_delay: Duration::from_secs(1),
             max_mtu: PathMtu::B4096,
             max_responder_resources: 128,
@@ -256,6 +270,85 @@ pub struct Reply {
     pub private_data: PrivateData<196>,
 }
 
+/// Whom to ask for which datagram service.
+#[derive(Clone, Copy, Debug)]
+pub struct ResolveParams<'a> {
+    /// From where to where.
+    pub to: MadAddress,
+    /// What is asked for.
+    pub service_id: ServiceId,
+    /// At most 216 bytes, an [`IpHeader`] included.
+    pub private_data: &'a [u8],
+}
+
+/// What a [`ServiceRequest`] is answered with.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceAnswer<'a> {
+    /// Whether the rest is valid.
+    pub status: SidrStatus,
+    /// The QP that serves.
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: QKey,
+    /// Additional information whose meaning the status gives, at most 72 bytes.
+    pub info: &'a [u8],
+    /// At most 136 bytes.
+    pub private_data: &'a [u8],
+}
+
+impl ServiceAnswer<'_> {
+    /// No, without a word.
+    #[must_use]
+    pub fn refusal(status: SidrStatus) -> Self {
+        Self { status, qpn: Qpn::default(), qkey: QKey::default(), info: &[], private_data: &[] }
+    }
+}
+
+/// A SIDR_REQ for the consumer to answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceRequest {
+    /// The exchange; answer with `answer_service`.
+    pub sidr: SidrId,
+    /// Who is asked.
+    pub listener: ListenerId,
+    /// Between whom.
+    pub from: MadAddress,
+    /// What is asked for.
+    pub service_id: ServiceId,
+    /// IP addresses and source port, for services of rdma_cm.
+    pub ip: Option<IpHeader>,
+    /// All of it; see [`ServiceRequest::user_data`].
+    pub private_data: PrivateData<216>,
+}
+
+impl ServiceRequest {
+    /// The consumer's part of the private data: 180 bytes behind an IP header, else 216.
+    #[must_use]
+    pub fn user_data(&self) -> &[u8] {
+        let skip = if self.ip.is_some() { IpHeader::LEN } else { 0 };
+        self.private_data.as_bytes().get(skip..).unwrap_or(&[])
+    }
+}
+
+/// The answer to a question of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceReply {
+    /// The exchange, which is over.
+    pub sidr: SidrId,
+    /// Between whom.
+    pub from: MadAddress,
+    /// Whether QPN and Q_Key are valid.
+    pub status: SidrStatus,
+    /// The QP that serves.
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: QKey,
+    /// Additional information whose meaning the status gives.
+    pub info: Ari,
+    /// All of it.
+    pub private_data: PrivateData<136>,
+}
+
 /// A refusal, received or (a stale REP) sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejection {
@@ -335,6 +428,24 @@ pub enum CmEvent {
         /// The communication.
         comm: CommId,
     },
+    /// A peer asks which datagram QP serves.
+    ServiceRequest(Box<ServiceRequest>),
+    /// The consumer took too long for a [`CmEvent::ServiceRequest`].
+    ServiceExpired {
+        /// The exchange, which is over.
+        sidr: SidrId,
+    },
+    /// The answer to a question of ours, good or bad.
+    ServiceReply(Box<ServiceReply>),
+    /// Nobody answered our question.
+    ServiceUnreachable {
+        /// The exchange, which is over.
+        sidr: SidrId,
+        /// How often it was sent.
+        tries: u32,
+        /// From the first sending to the verdict.
+        elapsed: Duration,
+    },
 }
 
 /// A command was refused. Nothing changed.
@@ -383,8 +494,10 @@ pub struct CmCounters {
     pub strangers: u64,
     /// Messages sent again after a timeout.
     pub retransmitted: u64,
-    /// REQs that found a backlog or table full.
+    /// REQs and SIDR_REQs that found a backlog or table full.
     pub overflows: u64,
+    /// Messages that the gate did not let in.
+    pub not_admitted: u64,
     /// MADs dropped because too many waited to be sent.
     pub outgoing_dropped: u64,
     /// TIMEWAIT records forgotten early.

@@ -14,7 +14,7 @@ pub(super) fn choose_source(gids: &[GidEntry], destination: IpAddr, wanted: Opti
         let fits = match (ip, destination) {
             _ if !entry.is_usable() => false,
             (IpAddr::V4(_), IpAddr::V4(_)) => true,
-            (IpAddr::V6(a), IpAddr::V6(b)) => is_link_local(a) == is_link_local(b),
+            (IpAddr::V6(a), IpAddr::V6(b)) => is_link_local(a) == (is_link_local(b) || is_link_local_group(b)),
             _ => false,
         };
         let allowed = wanted.is_none_or(|w| w == ip);
@@ -33,6 +33,11 @@ pub(super) fn find(gids: &[GidEntry], ip: IpAddr) -> Option<(u8, Gid)> {
 
 const fn is_link_local(ip: Ipv6Addr) -> bool {
     ip.segments()[0] & 0xffc0 == 0xfe80
+}
+
+/// ff02::/16, ff12::/16 and so on.
+const fn is_link_local_group(ip: Ipv6Addr) -> bool {
+    ip.segments()[0] & 0xff0f == 0xff02
 }
 
 fn common_prefix(gid: Gid, ip: IpAddr) -> u32 {
@@ -69,6 +74,8 @@ mod tests {
         assert_eq!(index("10.77.0.2", None), Some(1));
         assert_eq!(index("10.78.9.9", None), Some(3));
         assert_eq!(index("fe80::1", None), Some(0));
+        assert_eq!((index("ff02::1:2", None), index("ff0e::1:2", None)), (Some(0), Some(2)));
+        assert_eq!(index("239.7.7.7", None), Some(1));
         assert_eq!(index("fd77::2", None), Some(2));
         assert_eq!(index("10.77.0.2", Some("10.78.0.1")), Some(3));
         assert_eq!(index("10.77.0.2", Some("10.79.0.1")), None);

@@ -5,11 +5,12 @@
 //! the trait is implemented over librdmacm.
 
 mod address;
+mod datagram;
 mod software;
 mod translate;
 mod types;
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use uroce::time::Instant;
 use uroce::verbs::{AsyncEvent, QpHandle, Verbs};
@@ -17,7 +18,7 @@ use uroce::verbs::{AsyncEvent, QpHandle, Verbs};
 pub use software::{Cm, CmConfig};
 pub use types::{
     Attempt, ConnParam, EventKind, IdError, IdEvent, IdHandle, IdOptions, PeerParam, ReadyQp, STATUS_INVALID,
-    STATUS_NO_DEVICE, STATUS_TIMED_OUT, kind,
+    STATUS_NO_DEVICE, STATUS_TIMED_OUT, UdPeer, kind,
 };
 
 use crate::wire::PortSpace;
@@ -28,6 +29,10 @@ use crate::wire::PortSpace;
 /// (ESTABLISHED). A server: `create_id`, `bind_addr`, `listen`; on CONNECT_REQUEST `attach_qp` to the new id and `accept`
 /// (ESTABLISHED). With an attached QP the front moves it to RTS, and to ERR when the connection ends. Without one the
 /// caller names a QPN and moves the QP itself: at once after `accept`, or on CONNECT_RESPONSE and before `establish`.
+///
+/// Datagram services (port space UDP, or IB with a UD QP) make the same calls. `attach_qp` brings a UD QP to RTS at once.
+/// ESTABLISHED comes to the client alone, with the peer's QPN, its Q_Key and the address vector in `IdEvent::ud`; the server
+/// is done with `accept`. There is nothing to disconnect. A group is joined with a bound or resolved id.
 pub trait RdmaCm {
     /// Makes an id.
     ///
@@ -77,7 +82,8 @@ pub trait RdmaCm {
     /// [`IdError::WrongState`].
     fn resolve_route(&mut self, verbs: &mut dyn Verbs, id: IdHandle) -> Result<(), IdError>;
 
-    /// Attaches a QP in RESET, and moves it to INIT so that receives can be posted.
+    /// Attaches a QP in RESET, and moves it to INIT so that receives can be posted. A UD QP is in RTS afterwards, with
+    /// Q_Key 0x01234567.
     ///
     /// # Errors
     /// [`IdError::WrongState`], [`IdError::Verbs`].
@@ -95,7 +101,7 @@ pub trait RdmaCm {
         param: &ConnParam<'_>,
     ) -> Result<(), IdError>;
 
-    /// Accepts a CONNECT_REQUEST. Returns what the QP needs (an attached one has it already).
+    /// Accepts a CONNECT_REQUEST. Returns what the QP needs (an attached one has it already); of a datagram service nothing.
     ///
     /// # Errors
     /// [`IdError`].
@@ -105,7 +111,7 @@ pub trait RdmaCm {
         verbs: &mut dyn Verbs,
         id: IdHandle,
         param: &ConnParam<'_>,
-    ) -> Result<ReadyQp, IdError>;
+    ) -> Result<Option<ReadyQp>, IdError>;
 
     /// What the QP needs, once the peer's answer or request was accepted.
     fn ready(&self, id: IdHandle) -> Option<ReadyQp>;
@@ -116,17 +122,37 @@ pub trait RdmaCm {
     /// [`IdError::WrongState`].
     fn establish(&mut self, id: IdHandle) -> Result<(), IdError>;
 
-    /// Refuses a CONNECT_REQUEST or CONNECT_RESPONSE with reason 28 and at most 148 bytes.
+    /// Refuses a CONNECT_REQUEST or CONNECT_RESPONSE with reason 28 and at most 148 bytes (of a datagram service 136).
     ///
     /// # Errors
     /// [`IdError`].
-    fn reject(&mut self, id: IdHandle, private_data: &[u8]) -> Result<(), IdError>;
+    fn reject(&mut self, now: Instant, id: IdHandle, private_data: &[u8]) -> Result<(), IdError>;
 
     /// Disconnects, or agrees to the peer's disconnect.
     ///
     /// # Errors
     /// [`IdError`].
     fn disconnect(&mut self, now: Instant, verbs: &mut dyn Verbs, id: IdHandle) -> Result<(), IdError>;
+
+    /// Joins the multicast group of this address with a bound or resolved id of port space UDP or IB. An attached QP
+    /// receives from then on, unless `send_only`. MULTICAST_JOIN follows, with what a send needs in `IdEvent::ud`, or
+    /// MULTICAST_ERROR. `destroy_id` leaves all groups.
+    ///
+    /// # Errors
+    /// [`IdError::WrongState`], [`IdError::NotMulticast`].
+    fn join_multicast(
+        &mut self,
+        verbs: &mut dyn Verbs,
+        id: IdHandle,
+        group: IpAddr,
+        send_only: bool,
+    ) -> Result<(), IdError>;
+
+    /// Leaves a group.
+    ///
+    /// # Errors
+    /// [`IdError::NotMulticast`]: the id has not joined it.
+    fn leave_multicast(&mut self, verbs: &mut dyn Verbs, id: IdHandle, group: IpAddr) -> Result<(), IdError>;
 
     /// Tells of an asynchronous event that the program took from its device: data before the RTU establishes a
     /// connection, a changed GID table is read again. Others are ignored.

@@ -11,11 +11,10 @@ use uroce::verbs::{AccessFlags, AsyncEvent, InitAttr, QpHandle, QpTransition, Qp
 
 use super::RdmaCm;
 use super::address;
-use super::types::{
-    ConnParam, EventKind, IdError, IdEvent, IdHandle, IdOptions, PeerParam, ReadyQp, STATUS_NO_DEVICE, kind,
-};
+use super::datagram::ready_datagram_qp;
+use super::types::{ConnParam, EventKind, IdError, IdEvent, IdHandle, IdOptions, ReadyQp, STATUS_NO_DEVICE, kind};
 use crate::agent::{AcceptParams, AddressFilter, Agent, CmError, Config, ConnectParams};
-use crate::comm::{CommId, CommState, ConnectionTerms, ListenerId, Path};
+use crate::comm::{CommId, CommState, ConnectionTerms, ListenerId, Path, SidrId};
 use crate::gsi::{Gsi, GsiConfig, GsiError};
 use crate::wire::{IpHeader, PortSpace, RejReason, ServiceId, TransportService};
 
@@ -57,6 +56,10 @@ pub(super) enum Stage {
     Listening(ListenerId),
     /// A connection that lives, or waits.
     Comm(CommId),
+    /// A datagram service that is asked for, by us or by a peer.
+    Sidr(SidrId),
+    /// A datagram service that is resolved: nothing more will be heard of it.
+    Datagram,
     /// A connection that is over.
     Over,
 }
@@ -74,6 +77,8 @@ pub(super) struct Id {
     pub(super) options: IdOptions,
     /// DISCONNECTED was told.
     pub(super) disconnected: bool,
+    /// Multicast groups, with the QP that receives them.
+    pub(super) groups: Vec<(Gid, Option<QpHandle>)>,
 }
 
 impl Id {
@@ -89,6 +94,7 @@ impl Id {
             ready: None,
             options,
             disconnected: false,
+            groups: Vec::new(),
         }
     }
 
@@ -108,6 +114,7 @@ pub struct Cm {
     pub(super) ids: Slab<kind::Id, Id>,
     pub(super) by_comm: BTreeMap<CommId, IdHandle>,
     pub(super) by_listener: BTreeMap<ListenerId, IdHandle>,
+    pub(super) by_sidr: BTreeMap<SidrId, IdHandle>,
     by_qp: BTreeMap<QpHandle, IdHandle>,
     pub(super) events: VecDeque<IdEvent>,
     /// Accepted ids with an attached QP whose RTU has not come; at most one entry an id.
@@ -135,6 +142,7 @@ impl Cm {
             ids: Slab::new(config.ids),
             by_comm: BTreeMap::new(),
             by_listener: BTreeMap::new(),
+            by_sidr: BTreeMap::new(),
             by_qp: BTreeMap::new(),
             events: VecDeque::new(),
             awaiting: VecDeque::new(),
@@ -189,14 +197,7 @@ impl Cm {
     }
 
     pub(super) fn tell(&mut self, id: IdHandle, kind: EventKind, status: i32) {
-        self.events.push_back(IdEvent {
-            id,
-            listen_id: None,
-            kind,
-            status,
-            param: PeerParam::default(),
-            attempt: None,
-        });
+        self.events.push_back(IdEvent { status, ..IdEvent::new(id, kind) });
     }
 
     /// A passive QP that has taken a request shows that the peer is ready, though its RTU is lost or late. (A device tells
@@ -281,6 +282,14 @@ impl Cm {
     }
 }
 
+/// The private data of a request: IP header and the program's.
+pub(super) fn full_header(local: SocketAddr, destination: IpAddr, data: &[u8]) -> Result<Vec<u8>, IdError> {
+    let header = IpHeader { source_port: local.port(), source: local.ip(), destination };
+    // Both addresses are of one family: `resolve_addr` chose the source for the destination.
+    let Ok(header) = header.emit() else { return Err(IdError::WrongState("connect")) };
+    Ok([&header[..], data].concat())
+}
+
 impl RdmaCm for Cm {
     fn create_id(&mut self, space: PortSpace) -> Result<IdHandle, IdError> {
         let limit = self.limit;
@@ -306,7 +315,14 @@ impl RdmaCm for Cm {
                 }
                 self.agent.abandon(now, comm);
             }
+            Stage::Sidr(sidr) => {
+                self.by_sidr.remove(&sidr);
+                self.agent.abandon_service(now, sidr);
+            }
             _ => {}
+        }
+        for group in id.groups {
+            Self::detach(verbs, group);
         }
         Ok(())
     }
@@ -399,7 +415,11 @@ impl RdmaCm for Cm {
         if id.qp.is_some() || id.ready.is_some() || matches!(id.stage, Stage::Listening(_) | Stage::Over) {
             return Err(IdError::WrongState("attach_qp"));
         }
-        verbs.modify_qp(qp, InitAttr::connected(AccessFlags::REMOTE_WRITE).into())?;
+        if verbs.query_qp(qp)?.qp_type == QpType::Ud {
+            ready_datagram_qp(verbs, qp)?;
+        } else {
+            verbs.modify_qp(qp, InitAttr::connected(AccessFlags::REMOTE_WRITE).into())?;
+        }
         self.get_mut(handle)?.qp = Some(qp);
         self.by_qp.insert(qp, handle);
         Ok(())
@@ -413,6 +433,9 @@ impl RdmaCm for Cm {
         param: &ConnParam<'_>,
     ) -> Result<(), IdError> {
         let id = self.get(handle)?;
+        if Self::is_datagram(verbs, id, param) {
+            return self.resolve_service(now, handle, param);
+        }
         let (Stage::RouteResolved, Some(path)) = (id.stage, id.path) else {
             return Err(IdError::WrongState("connect"));
         };
@@ -422,10 +445,7 @@ impl RdmaCm for Cm {
             return Err(IdError::PrivateData { given, max: CONNECT_DATA_MAX });
         }
         let (local_qpn, transport, srq) = self.qp_of(verbs, id, param)?;
-        let header = IpHeader { source_port: local.port(), source: local.ip(), destination: peer.ip() };
-        // Both addresses are of one family: `resolve_addr` chose the source for the destination.
-        let Ok(header) = header.emit() else { return Err(IdError::WrongState("connect")) };
-        let private_data = [&header[..], param.private_data].concat();
+        let private_data = full_header(local, peer.ip(), param.private_data)?;
         let comm = self.agent.connect(
             now,
             &ConnectParams {
@@ -454,8 +474,12 @@ impl RdmaCm for Cm {
         verbs: &mut dyn Verbs,
         handle: IdHandle,
         param: &ConnParam<'_>,
-    ) -> Result<ReadyQp, IdError> {
+    ) -> Result<Option<ReadyQp>, IdError> {
         let id = self.get(handle)?;
+        if let Stage::Sidr(sidr) = id.stage {
+            self.accept_service(now, verbs, handle, sidr, param)?;
+            return Ok(None);
+        }
         let comm = id.comm("accept")?;
         let (local_qpn, _, srq) = self.qp_of(verbs, id, param)?;
         let terms = self.agent.accept(
@@ -487,7 +511,7 @@ impl RdmaCm for Cm {
         if self.get(handle)?.qp.is_some() {
             self.awaiting.push_back(handle);
         }
-        Ok(ready)
+        Ok(Some(ready))
     }
 
     fn ready(&self, id: IdHandle) -> Option<ReadyQp> {
@@ -499,7 +523,10 @@ impl RdmaCm for Cm {
         Ok(self.agent.confirm(comm, &[])?)
     }
 
-    fn reject(&mut self, handle: IdHandle, private_data: &[u8]) -> Result<(), IdError> {
+    fn reject(&mut self, now: Instant, handle: IdHandle, private_data: &[u8]) -> Result<(), IdError> {
+        if let Stage::Sidr(sidr) = self.get(handle)?.stage {
+            return self.reject_service(now, sidr, private_data);
+        }
         let comm = self.get(handle)?.comm("reject")?;
         self.agent.reject(comm, RejReason::ConsumerDefined, &[], private_data)?;
         self.by_comm.remove(&comm);
@@ -516,6 +543,20 @@ impl RdmaCm for Cm {
         }
         self.fail_qp(verbs, handle);
         Ok(())
+    }
+
+    fn join_multicast(
+        &mut self,
+        verbs: &mut dyn Verbs,
+        id: IdHandle,
+        group: IpAddr,
+        send_only: bool,
+    ) -> Result<(), IdError> {
+        self.join(verbs, id, group, send_only)
+    }
+
+    fn leave_multicast(&mut self, verbs: &mut dyn Verbs, id: IdHandle, group: IpAddr) -> Result<(), IdError> {
+        self.leave(verbs, id, group)
     }
 
     fn on_async_event(&mut self, verbs: &mut dyn Verbs, event: &AsyncEvent) {
@@ -539,7 +580,7 @@ impl RdmaCm for Cm {
         let mut busy = self.gsi.poll(now, verbs, &mut self.agent)?;
         busy |= self.watch_for_data(verbs);
         self.agent.handle_timeout(now);
-        busy |= self.translate_events(verbs);
+        busy |= self.translate_events(now, verbs);
         busy |= self.gsi.send_all(verbs, &mut self.agent);
         Ok(busy)
     }

@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 
+use uroce::time::Instant;
 use uroce::verbs::Verbs;
 
 use super::address;
@@ -16,7 +17,7 @@ const EVENTS_MAX: usize = 16_384;
 
 impl Cm {
     /// Translates what the agent has to say. Returns whether it had anything.
-    pub(super) fn translate_events(&mut self, verbs: &mut dyn Verbs) -> bool {
+    pub(super) fn translate_events(&mut self, now: Instant, verbs: &mut dyn Verbs) -> bool {
         let mut busy = false;
         while self.events.len() < EVENTS_MAX
             && let Some(event) = self.agent.poll_event()
@@ -52,6 +53,10 @@ impl Cm {
                         self.tell(id, EventKind::TimewaitExit, 0);
                     }
                 }
+                service @ (CmEvent::ServiceRequest(_)
+                | CmEvent::ServiceReply(_)
+                | CmEvent::ServiceExpired { .. }
+                | CmEvent::ServiceUnreachable { .. }) => self.on_service_event(now, verbs, &service),
             }
         }
         busy
@@ -80,10 +85,7 @@ impl Cm {
         };
         self.by_comm.insert(request.comm, handle);
         self.events.push_back(IdEvent {
-            id: handle,
             listen_id: Some(listen_id),
-            kind: EventKind::ConnectRequest,
-            status: 0,
             param: PeerParam {
                 private_data: request.user_data().to_vec(),
                 responder_resources: request.responder_resources,
@@ -94,7 +96,7 @@ impl Cm {
                 srq: request.srq,
                 qp_num: request.remote_qpn,
             },
-            attempt: None,
+            ..IdEvent::new(handle, EventKind::ConnectRequest)
         });
     }
 
@@ -124,10 +126,6 @@ impl Cm {
             }
         };
         self.events.push_back(IdEvent {
-            id: handle,
-            listen_id: None,
-            kind,
-            status: 0,
             param: PeerParam {
                 private_data: reply.private_data.as_bytes().to_vec(),
                 responder_resources: reply.responder_resources,
@@ -138,7 +136,7 @@ impl Cm {
                 srq: reply.terms.remote_srq,
                 qp_num: reply.terms.remote_qpn,
             },
-            attempt: None,
+            ..IdEvent::new(handle, kind)
         });
     }
 
@@ -174,7 +172,7 @@ impl Cm {
     ) {
         let Some(id) = self.by_comm.get(&comm).copied() else { return };
         let param = PeerParam { private_data, ..PeerParam::default() };
-        self.events.push_back(IdEvent { id, listen_id: None, kind, status, param, attempt });
+        self.events.push_back(IdEvent { status, param, attempt, ..IdEvent::new(id, kind) });
     }
 
     /// The communication is gone; its id stays until the program destroys it.

@@ -4,14 +4,14 @@ use core::net::{IpAddr, SocketAddr};
 
 use uroce::table::Handle;
 use uroce::time::Duration;
-use uroce::types::{AckTimeout, PathMtu, Psn, Qpn, RetryCount, RnrRetry, RnrTimer};
+use uroce::types::{AckTimeout, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use uroce::verbs::{
-    AccessFlags, InitAttr, QpAttr, QpHandle, QpState, QpTransition, RtrAttr, RtsAttr, Verbs, VerbsError,
+    AccessFlags, AddressVector, InitAttr, QpAttr, QpHandle, QpState, QpTransition, RtrAttr, RtsAttr, Verbs, VerbsError,
 };
 
 use crate::agent::CmError;
 use crate::gsi::GsiError;
-use crate::wire::{RejReason, TransportService};
+use crate::wire::{RejReason, SidrStatus, TransportService};
 
 /// Tag types of the front's handles.
 pub mod kind {
@@ -119,6 +119,17 @@ pub struct PeerParam {
     pub qp_num: Qpn,
 }
 
+/// Where datagrams go: all that a send needs, once an address handle is made of `av`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdPeer {
+    /// The peer's QP, or [`Qpn::MULTICAST`].
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: QKey,
+    /// The way there.
+    pub av: AddressVector,
+}
+
 /// How hard a peer was tried that does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
@@ -137,15 +148,29 @@ pub struct IdEvent {
     pub listen_id: Option<IdHandle>,
     /// What happened.
     pub kind: EventKind,
-    /// 0, a negative error number, or the reason of a REJ.
+    /// 0, a negative error number, the reason of a REJ, or (of [`EventKind::Unreachable`]) the status of a SIDR_REP.
     pub status: i32,
     /// What the peer said.
     pub param: PeerParam,
     /// Of [`EventKind::Unreachable`], and of [`EventKind::Disconnected`] when the peer did not answer.
     pub attempt: Option<Attempt>,
+    /// Of [`EventKind::Established`] when a datagram service was resolved, and of [`EventKind::MulticastJoin`].
+    pub ud: Option<UdPeer>,
 }
 
 impl IdEvent {
+    /// An event of status 0 with nothing to say.
+    pub(super) fn new(id: IdHandle, kind: EventKind) -> Self {
+        Self { id, listen_id: None, kind, status: 0, param: PeerParam::default(), attempt: None, ud: None }
+    }
+
+    /// What the SIDR_REP said of an [`EventKind::Unreachable`] datagram service; `None` when nobody answered.
+    #[must_use]
+    pub fn sidr_status(&self) -> Option<SidrStatus> {
+        let code = u8::try_from(self.status).ok().filter(|code| *code != 0)?;
+        (self.kind == EventKind::Unreachable).then(|| SidrStatus::from_code(code))
+    }
+
     /// The reason of a [`EventKind::Rejected`].
     #[must_use]
     pub fn reason(&self) -> Option<RejReason> {
@@ -159,7 +184,7 @@ impl IdEvent {
 pub struct ConnParam<'a> {
     /// The QP, when none is attached to the id.
     pub qpn: Option<Qpn>,
-    /// Transport of `qpn`; ignored with an attached QP.
+    /// Transport of `qpn`; ignored with an attached QP, and by datagram services.
     pub transport: TransportService,
     /// READs and atomics that we serve.
     pub responder_resources: u8,
@@ -173,7 +198,10 @@ pub struct ConnParam<'a> {
     pub flow_control: bool,
     /// Whether the QP has an SRQ.
     pub srq: bool,
-    /// At most 56 bytes with `connect`, 196 with `accept`.
+    /// Of a datagram service: Q_Key of `qpn`, [`QKey::RDMA_UDP`] when absent. In port space IB without an attached QP it
+    /// says that the service is one of datagrams.
+    pub qkey: Option<QKey>,
+    /// At most 56 bytes with `connect` and 196 with `accept`; of a datagram service 180 and 136.
     pub private_data: &'a [u8],
     /// First PSN that we expect; random when absent.
     pub starting_psn: Option<Psn>,
@@ -190,6 +218,7 @@ impl Default for ConnParam<'_> {
             rnr_retry_count: RnrRetry::FOREVER,
             flow_control: true,
             srq: false,
+            qkey: None,
             private_data: &[],
             starting_psn: None,
         }
@@ -280,6 +309,9 @@ pub enum IdError {
     /// The address is not one of the device's.
     #[error("{0} is not an address of this device")]
     AddressNotAvailable(IpAddr),
+    /// Not a multicast group, or not one of this id; ids of port space TCP join none.
+    #[error("{0} is no multicast group of this id")]
+    NotMulticast(IpAddr),
     /// Another id listens there.
     #[error("address in use: {0}")]
     AddressInUse(SocketAddr),

@@ -353,7 +353,7 @@ fn a_full_backlog_refuses_or_keeps_silent() {
         assert_eq!(pair.agents[B].counters().overflows, 3);
         if overflow == Overflow::Reject {
             let CmEvent::Rejected(r) = &pair.events[A][0].1 else { panic!() };
-            assert_eq!(r.reason, RejReason::NoResources);
+            assert_eq!(r.reason, RejReason::ConsumerDefined);
         }
         // An answer makes room.
         let CmEvent::ConnectRequest(req) = pair.events[B][0].1.clone() else { panic!() };

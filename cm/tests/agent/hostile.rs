@@ -6,7 +6,7 @@ use uroce_cm::agent::{AddressFilter, CmEvent, ConnectParams, Limits, MadAddress}
 use uroce_cm::comm::CommState;
 use uroce_cm::wire::{
     Ari, CaGuid, CmTimeout, CommunicationId, Drep, Dreq, Lap, Mad, Message, PrivateData, Rej, RejReason,
-    RejectedMessage, Rep, Req, Rtu, SidrReq, SidrStatus, TransactionId, TransportService,
+    RejectedMessage, Rep, Req, Rtu, ServiceId, SidrReq, SidrStatus, TransactionId, TransportService,
 };
 use uroce_cm::{Agent, Config, RetryPolicy};
 
@@ -143,12 +143,12 @@ fn services_that_are_not_offered_say_so() {
         request_id: 0x55,
         pkey: PKey::DEFAULT,
         reserved: 0,
-        service_id: SERVICE,
+        service_id: ServiceId::new(0x99),
         private_data: PrivateData::EMPTY,
     };
     feed(&mut agent, sidr);
     let Some(Message::SidrRep(rep)) = answer(&mut agent) else { panic!() };
-    assert_eq!((rep.request_id, rep.status, rep.service_id), (0x55, SidrStatus::Unsupported, SERVICE));
+    assert_eq!((rep.request_id, rep.status, rep.service_id), (0x55, SidrStatus::Unsupported, ServiceId::new(0x99)));
 
     let mut pair = Pair::new();
     pair.listen(B);
@@ -332,15 +332,20 @@ fn a_stranger_that_names_a_live_qp_disconnects_nobody() {
     pair.run_until(at(10));
     let (_, b) = pair.comms();
     let Message::Req(req) = pair.sent[A][0].1.message else { panic!() };
-    // GUID and QPN of A, but from elsewhere: whoever saw A's REQ can send that.
+    // GUID and QPN of A, but from elsewhere: whoever saw A's REQ can send that. It is a request like any other.
     let mut primary = req.primary;
     primary.local_gid = gid(9);
     let forged = Req { local_comm_id: CommunicationId::new(77), primary, ..req };
     let from = MadAddress { remote: gid(9), ..FROM() };
     pair.agents[B].handle_mad(pair.now, from, &Mad::new(TransactionId::new(5), forged).emit());
-    let Some(Message::Rej(rej)) = answer(&mut pair.agents[B]) else { panic!() };
-    assert_eq!(rej.reason, RejReason::StaleConnection);
+    assert_eq!(answer(&mut pair.agents[B]), None);
+    let Some(CmEvent::ConnectRequest(request)) = pair.agents[B].poll_event() else { panic!() };
+    assert_ne!(request.comm, b);
     assert_eq!(pair.agents[B].state(b), Some(CommState::Established));
+    // Nor can he keep A out: A's next connection with that GUID comes in as if he were not there.
+    pair.connect(A);
+    pair.run_for(ms(10));
+    assert_eq!(pair.agents[B].communications(), 3);
 }
 
 #[test]

@@ -7,3 +7,4 @@ mod hostile;
 mod loss;
 mod pair;
 mod replay;
+mod sidr;

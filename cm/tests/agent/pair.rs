@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use uroce::rng::Rng;
 use uroce::time::{Duration, Instant};
-use uroce::types::{Gid, Qpn, RetryCount, RnrRetry};
-use uroce_cm::agent::{AcceptParams, AddressFilter, ConnectParams, MadAddress, OutgoingMad};
-use uroce_cm::comm::{ConnectionTerms, Path};
-use uroce_cm::wire::{Mad, MadKind, PortSpace, ServiceId, TransportService};
+use uroce::types::{Gid, QKey, Qpn, RetryCount, RnrRetry};
+use uroce_cm::agent::{
+    AcceptParams, AddressFilter, ConnectParams, MadAddress, OutgoingMad, ResolveParams, ServiceAnswer,
+};
+use uroce_cm::comm::{ConnectionTerms, Path, SidrId};
+use uroce_cm::wire::{Mad, MadKind, PortSpace, ServiceId, SidrStatus, TransportService};
 use uroce_cm::{Agent, CmEvent, CommId, Config, RetryPolicy};
 
 pub(crate) const A: usize = 0;
@@ -124,6 +126,13 @@ impl Pair {
         self.terms[side].push((comm, terms));
     }
 
+    /// Asks the other side for its datagram service.
+    pub(crate) fn resolve(&mut self, side: usize) -> SidrId {
+        let to = MadAddress { local: gid(side), remote: gid(1 - side) };
+        let params = ResolveParams { to, service_id: SERVICE, private_data: b"who" };
+        self.agents[side].resolve_service(self.now, &params).unwrap()
+    }
+
     /// Delivers, fires timers and lets consumers answer until `end`.
     pub(crate) fn run_until(&mut self, end: Instant) {
         loop {
@@ -173,6 +182,9 @@ impl Pair {
             CmEvent::ConnectRequest(req) => self.accept(side, req.comm),
             CmEvent::Reply(reply) => self.agents[side].confirm(reply.comm, b"").unwrap(),
             CmEvent::DisconnectRequested { comm, .. } => self.agents[side].disconnect(self.now, *comm, b"").unwrap(),
+            CmEvent::ServiceRequest(req) => {
+                self.agents[side].answer_service(self.now, req.sidr, &service_answer()).unwrap();
+            }
             _ => {}
         }
     }
@@ -232,6 +244,10 @@ pub(crate) fn name(event: &CmEvent) -> &'static str {
         CmEvent::DisconnectRequested { .. } => "DisconnectRequested",
         CmEvent::Disconnected { .. } => "Disconnected",
         CmEvent::TimewaitExit { .. } => "TimewaitExit",
+        CmEvent::ServiceRequest(_) => "ServiceRequest",
+        CmEvent::ServiceExpired { .. } => "ServiceExpired",
+        CmEvent::ServiceReply(_) => "ServiceReply",
+        CmEvent::ServiceUnreachable { .. } => "ServiceUnreachable",
     }
 }
 
@@ -262,6 +278,16 @@ pub(crate) fn accept_params() -> AcceptParams<'static> {
         rnr_retry: RnrRetry::FOREVER,
         flow_control: true,
         private_data: b"",
+    }
+}
+
+pub(crate) fn service_answer() -> ServiceAnswer<'static> {
+    ServiceAnswer {
+        status: SidrStatus::Success,
+        qpn: qpn(0x77),
+        qkey: QKey::RDMA_UDP,
+        info: b"",
+        private_data: b"here",
     }
 }
 

@@ -1,5 +1,6 @@
 //! The front over real endpoints: QP1, attached QPs, and data.
 
+mod datagram;
 mod lossy;
 mod matcher;
 mod net;

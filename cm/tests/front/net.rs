@@ -10,13 +10,13 @@ use uroce::sim::{NodeId, World};
 use uroce::time::{Duration, Instant};
 use uroce::types::PathMtu;
 use uroce::verbs::{
-    AccessFlags, CqHandle, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle, QpInit, QpType, RecvWr,
-    SendFlags, SendWr, Sge, Verbs, WcStatus,
+    AccessFlags, CqHandle, MemoryRegion, Operation, Payload, PdHandle, QpCapabilities, QpHandle, QpInit, QpType,
+    RecvWr, SendFlags, SendWr, Sge, UdDestination, Verbs, WcStatus,
 };
 use uroce::wire::Packet;
 use uroce_cm::matcher::is_mad;
 use uroce_cm::wire::{MadKind, PortSpace};
-use uroce_cm::{Cm, CmConfig, EventKind, IdEvent, IdHandle, RdmaCm};
+use uroce_cm::{Cm, CmConfig, EventKind, IdEvent, IdHandle, RdmaCm, UdPeer};
 
 pub(crate) const A: usize = 0;
 pub(crate) const B: usize = 1;
@@ -27,6 +27,7 @@ const LEN: usize = 4096;
 #[derive(Clone)]
 pub(crate) struct Side {
     pub(crate) qp: QpHandle,
+    pd: PdHandle,
     cq: CqHandle,
     region: Region,
     mr: MemoryRegion,
@@ -126,8 +127,12 @@ impl Net {
     }
 
     pub(crate) fn listen(&mut self, addr: IpAddr) -> IdHandle {
+        self.listen_on(PortSpace::Tcp, addr)
+    }
+
+    pub(crate) fn listen_on(&mut self, space: PortSpace, addr: IpAddr) -> IdHandle {
         self.on(B, |cm, _, verbs| {
-            let id = cm.create_id(PortSpace::Tcp).unwrap();
+            let id = cm.create_id(space).unwrap();
             cm.bind_addr(verbs, id, SocketAddr::new(addr, PORT)).unwrap();
             cm.listen(id, 16).unwrap();
             id
@@ -136,8 +141,12 @@ impl Net {
 
     /// A client id whose route is resolved.
     pub(crate) fn resolved(&mut self, destination: IpAddr) -> IdHandle {
+        self.resolved_on(PortSpace::Tcp, destination)
+    }
+
+    pub(crate) fn resolved_on(&mut self, space: PortSpace, destination: IpAddr) -> IdHandle {
         let id = self.on(A, |cm, _, verbs| {
-            let id = cm.create_id(PortSpace::Tcp).unwrap();
+            let id = cm.create_id(space).unwrap();
             cm.resolve_addr(verbs, id, None, SocketAddr::new(destination, PORT)).unwrap();
             id
         });
@@ -163,7 +172,7 @@ impl Net {
             signal_all: true,
             qpn: None,
         };
-        Side { qp: verbs.create_qp(init).unwrap(), cq, region, mr }
+        Side { qp: verbs.create_qp(init).unwrap(), pd, cq, region, mr }
     }
 
     pub(crate) fn post_recv(&mut self, side: usize, s: &Side) {
@@ -190,6 +199,29 @@ impl Net {
         self.complete(to.0, to.1);
         let mut got = vec![0; data.len()];
         to.1.region.read(0, &mut got).unwrap();
+        assert_eq!(got, data);
+    }
+
+    /// Sends `data` as a datagram and runs until both have completed; `to` has a receive posted.
+    pub(crate) fn datagram(&mut self, from: (usize, &Side), to: (usize, &Side), peer: UdPeer, data: &[u8]) {
+        let (side, s) = from;
+        s.region.write(0, data).unwrap();
+        let sge = Sge { addr: s.mr.iova, length: u32::try_from(data.len()).unwrap(), lkey: s.mr.lkey };
+        let verbs = self.world.endpoint(self.nodes[side]);
+        let ah = verbs.create_ah(s.pd, peer.av).unwrap();
+        let wr = SendWr {
+            wr_id: 2,
+            operation: Operation::Send,
+            payload: Payload::Sges(&[sge]),
+            flags: SendFlags::SIGNALED,
+            destination: Some(UdDestination { ah, qpn: peer.qpn, qkey: peer.qkey }),
+        };
+        verbs.post_send(s.qp, &[wr]).unwrap();
+        self.complete(side, s);
+        self.complete(to.0, to.1);
+        let mut got = vec![0; data.len()];
+        // Behind the 40 bytes of the IP header.
+        to.1.region.read(40, &mut got).unwrap();
         assert_eq!(got, data);
     }
 

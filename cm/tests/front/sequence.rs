@@ -133,7 +133,8 @@ fn a_program_that_moves_its_own_qp() {
     let request = net.wait(B, EventKind::ConnectRequest);
     net.on(B, |cm, now, verbs| {
         let qpn = verbs.query_qp(b.qp).unwrap().qpn;
-        let ready = cm.accept(now, verbs, request.id, &ConnParam { qpn: Some(qpn), ..ConnParam::default() }).unwrap();
+        let ready =
+            cm.accept(now, verbs, request.id, &ConnParam { qpn: Some(qpn), ..ConnParam::default() }).unwrap().unwrap();
         ready.apply(verbs, b.qp).unwrap();
     });
     assert_eq!(net.wait(A, EventKind::ConnectResponse).id, client);
@@ -156,7 +157,7 @@ fn refusals_carry_status_and_data() {
         cm.connect(now, verbs, client, &ConnParam::default()).unwrap();
     });
     let request = net.wait(B, EventKind::ConnectRequest);
-    net.cms[B].reject(request.id, b"no thanks").unwrap();
+    net.on(B, |cm, now, _| cm.reject(now, request.id, b"no thanks").unwrap());
     let event = net.wait(A, EventKind::Rejected);
     assert_eq!((event.status, event.reason()), (28, Some(RejReason::ConsumerDefined)));
     assert_eq!((event.param.private_data.len(), &event.param.private_data[..9]), (148, &b"no thanks"[..]));
@@ -253,7 +254,7 @@ fn options_reach_the_connection() {
     let request = net.wait(B, EventKind::ConnectRequest);
     let ready = net.on(B, |cm, now, verbs| {
         cm.attach_qp(verbs, request.id, b.qp).unwrap();
-        cm.accept(now, verbs, request.id, &ConnParam::default()).unwrap()
+        cm.accept(now, verbs, request.id, &ConnParam::default()).unwrap().unwrap()
     });
     assert_eq!((ready.rtr.path_mtu, ready.rts.timeout.code()), (PathMtu::B256, 17));
     assert_eq!(ready.rtr.av.traffic_class, 106);

@@ -1,0 +1,226 @@
+//! REQs: what is checked, who listens, who is refused.
+
+use uroce::types::{AckTimeout, PKey, Qpn, RetryCount, RnrRetry};
+
+use super::gate::Outcome;
+use super::receive::{Arrived, Refused};
+use super::tables::Owner;
+use super::{Agent, CmEvent, ConnectRequest, MadAddress, Overflow, Rejection};
+use crate::comm::{Comm, Incoming, ListenerId, Path, State};
+use crate::wire::{
+    Ari, CaGuid, CommunicationId, IpHeader, PrivateData, Rej, RejReason, RejectedMessage, Req, ServiceId,
+    TransportService,
+};
+
+/// Why a request has no listener.
+pub(super) enum NoListener {
+    /// Nobody listens on the service, or not for this address.
+    Nobody,
+    /// The IP header of rdma_cm is missing or wrong.
+    BadHeader,
+}
+
+impl Agent {
+    pub(super) fn on_req(&mut self, cx: &Arrived<'_>, req: &Req) {
+        if let Some(handle) = self.tables.by_remote_id((cx.from.remote, req.ca_guid), req.local_comm_id) {
+            let same = self
+                .tables
+                .comms
+                .get(handle)
+                .is_some_and(|c| c.transaction == cx.transaction() && c.remote_qpn == Some(req.local_qpn));
+            if same {
+                self.on_duplicate(cx, handle, Incoming::Req);
+                return;
+            }
+        }
+        let result = self
+            .check_req(cx.from, req)
+            .and_then(|()| self.check_stale(cx, (req.ca_guid, req.local_qpn)))
+            .and_then(|()| self.listener_for(req));
+        match result {
+            Ok((listener, ip)) => self.take_req(cx, (req, listener, ip)),
+            Err(refused) => self.refuse_req(cx, req, &refused),
+        }
+    }
+
+    fn refuse_req(&mut self, cx: &Arrived<'_>, req: &Req, refused: &Refused) {
+        self.note(cx, Outcome::Refused(refused.reason));
+        self.send_rej_of_req(cx, req, refused);
+    }
+
+    /// A REJ from nobody: no communication was made.
+    pub(super) fn send_rej_of_req(&mut self, cx: &Arrived<'_>, req: &Req, refused: &Refused) {
+        let rej = Rej {
+            local_comm_id: CommunicationId::NONE,
+            remote_comm_id: req.local_comm_id,
+            message: RejectedMessage::Req,
+            reason: refused.reason,
+            ari: refused.ari,
+            private_data: PrivateData::EMPTY,
+        };
+        self.send(cx.from, cx.transaction(), rej);
+    }
+
+    /// The fields of a REQ, each with the reason that the specification has for it.
+    fn check_req(&self, from: MadAddress, req: &Req) -> Result<(), Refused> {
+        if !matches!(req.transport, TransportService::Rc | TransportService::Uc) {
+            return Err(RejReason::InvalidTransport.into());
+        }
+        if req.local_qpn.get() <= Qpn::GSI.get() || req.local_qpn == Qpn::MULTICAST {
+            return Err(RejReason::NoQp.into());
+        }
+        if !req.pkey.matches(PKey::DEFAULT) {
+            return Err(RejReason::Unsupported.into());
+        }
+        let path = &req.primary;
+        if path.local_gid != from.remote || path.remote_gid != from.local {
+            // The GIDs that we would have taken.
+            return Err(Refused { reason: RejReason::InvalidGid, ari: Ari::new(&from.local.to_bytes()) });
+        }
+        if path.hop_limit == 0 {
+            return Err(RejReason::InvalidHopLimit.into());
+        }
+        if req.path_mtu().is_none_or(|mtu| mtu > self.config.max_mtu) {
+            return Err(Refused { reason: RejReason::InvalidMtu, ari: Ari::new(&[self.config.max_mtu.code()]) });
+        }
+        Ok(())
+    }
+
+    /// A peer that asks or answers with a QP which still belongs to a connection has restarted, or reuses it too soon.
+    /// The old connection ends, so that the next attempt succeeds. It is found by the address too: a GUID and a QPN are
+    /// no secret, and naming somebody else's harms nobody.
+    pub(super) fn check_stale(&mut self, cx: &Arrived<'_>, (guid, qpn): (CaGuid, Qpn)) -> Result<(), Refused> {
+        let Some(owner) = self.tables.owner_of_remote_qp((cx.from.remote, guid), qpn) else { return Ok(()) };
+        if let Owner::Live(old) = owner
+            && let Some(comm) = self.tables.comms.get(old)
+        {
+            match comm.state {
+                State::Established { .. } | State::RepSent(_) => {
+                    self.start_disconnect(cx.now, old, PrivateData::EMPTY);
+                }
+                // Our QP is not part of it yet: the old request is over, and the new one takes its place.
+                State::ReqRcvd { .. } => {
+                    self.tables.remove(old);
+                    self.emit(CmEvent::Rejected(Box::new(Rejection {
+                        comm: old,
+                        message: RejectedMessage::Req,
+                        reason: RejReason::StaleConnection,
+                        ari: Ari::EMPTY,
+                        private_data: PrivateData::EMPTY,
+                        timewait: false,
+                    })));
+                    return Ok(());
+                }
+                _ => {}
+            }
+        }
+        Err(RejReason::StaleConnection.into())
+    }
+
+    /// Who listens for a REQ, with the IP addresses that the services of rdma_cm carry.
+    fn listener_for(&self, req: &Req) -> Result<(ListenerId, Option<IpHeader>), Refused> {
+        match self.find_listener(req.service_id, req.private_data.as_bytes()) {
+            Ok(found) => Ok(found),
+            // As Linux does with a header that it cannot read.
+            Err(NoListener::BadHeader) => Err(RejReason::ConsumerDefined.into()),
+            Err(NoListener::Nobody) => Err(RejReason::InvalidServiceId.into()),
+        }
+    }
+
+    /// Who listens on a service. The private data of rdma_cm's services begin with an IP header.
+    pub(super) fn find_listener(
+        &self,
+        service_id: ServiceId,
+        private_data: &[u8],
+    ) -> Result<(ListenerId, Option<IpHeader>), NoListener> {
+        let mut listeners = self.tables.listeners_of(service_id).peekable();
+        listeners.peek().ok_or(NoListener::Nobody)?;
+        let ip = match service_id.port() {
+            Some(_) => Some(IpHeader::parse(private_data).map_err(|_| NoListener::BadHeader)?),
+            None => None,
+        };
+        let destination = ip.map(|header| header.destination);
+        listeners.find(|(_, l)| l.filter.serves(destination)).map(|(id, _)| (id, ip)).ok_or(NoListener::Nobody)
+    }
+
+    /// Takes a REQ in and tells the consumer, if there is room.
+    fn take_req(&mut self, cx: &Arrived<'_>, (req, listener, ip): (&Req, ListenerId, Option<IpHeader>)) {
+        let full = if !self.has_room() {
+            Some(RejReason::NoResources)
+        } else if self.tables.listeners.get(listener).is_none_or(|l| l.pending >= l.backlog) {
+            // As Linux does, whose listener drops the request that it cannot queue.
+            Some(RejReason::ConsumerDefined)
+        } else {
+            None
+        };
+        if let Some(reason) = full {
+            self.counters.overflows += 1;
+            self.note(cx, Outcome::Overflow);
+            if self.config.overflow == Overflow::Reject {
+                self.send_rej_of_req(cx, req, &reason.into());
+            }
+            return;
+        }
+        let Some(comm) = self.passive(cx, req, listener) else { return };
+        let (path, retry_count, rnr_retry) = (comm.path, comm.retry_count, comm.rnr_retry);
+        let (responder_resources, initiator_depth) = (comm.responder_resources, comm.initiator_depth);
+        let Some(handle) = self.tables.insert(comm) else { return };
+        self.emit(CmEvent::ConnectRequest(Box::new(ConnectRequest {
+            comm: handle,
+            listener,
+            from: cx.from,
+            service_id: req.service_id,
+            ip,
+            transport: req.transport,
+            path,
+            remote_qpn: req.local_qpn,
+            responder_resources,
+            initiator_depth,
+            retry_count,
+            rnr_retry,
+            flow_control: req.flow_control,
+            srq: req.srq,
+            private_data: req.private_data,
+        })));
+    }
+
+    /// The passive side of a REQ whose fields were checked.
+    fn passive(&mut self, cx: &Arrived<'_>, req: &Req, listener: ListenerId) -> Option<Comm> {
+        let path = Path {
+            local: cx.from.local,
+            remote: cx.from.remote,
+            flow_label: req.primary.flow_label,
+            traffic_class: req.primary.traffic_class,
+            hop_limit: req.primary.hop_limit,
+            service_level: req.primary.service_level,
+            mtu: req.path_mtu()?,
+            ack_timeout: match req.primary.local_ack_timeout() {
+                // "Never" would leave our QP waiting for a peer that is gone.
+                AckTimeout::NEVER => AckTimeout::DEFAULT,
+                timeout => timeout,
+            },
+        };
+        Some(Comm {
+            listener: Some(listener),
+            local_id: self.draw_ids().comm_id,
+            remote_id: req.local_comm_id,
+            remote_guid: Some(req.ca_guid),
+            local_qpn: None,
+            remote_qpn: Some(req.local_qpn),
+            path,
+            transaction: cx.transaction(),
+            transport: req.transport,
+            sq_psn: req.starting_psn,
+            rq_psn: req.starting_psn,
+            responder_resources: req.initiator_depth.min(self.config.max_responder_resources),
+            initiator_depth: req.responder_resources,
+            retry_count: RetryCount::new(req.retry_count)?,
+            rnr_retry: RnrRetry::new(req.rnr_retry_count)?,
+            remote_srq: req.srq,
+            peer_response: req.local_response_timeout.duration(),
+            peer_retries: req.max_cm_retries,
+            state: State::ReqRcvd { mra_sent: false },
+            due: None,
+        })
+    }
+}
