@@ -10,7 +10,7 @@ use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, RawFd};
 
 use socket2::{Domain, SockFilter, Socket, Type};
 
-use super::set_int;
+use super::{ControlMessages, set_int};
 use crate::types::MacAddr;
 
 /// Frames that one system call moves.
@@ -25,8 +25,6 @@ const PAGE: usize = 4096;
 const VNET_HEADER: usize = 10;
 const VNET_GSO_UDP: u8 = 5;
 const VNET_GSO_ECN: u8 = 0x80;
-/// `struct tpacket_auxdata`: status, lengths, offsets, VLAN tag, VLAN protocol.
-const AUXDATA: usize = 20;
 /// The system's constants, in the width that its structures want.
 const EVERY_PROTOCOL: u16 = libc::ETH_P_ALL as u16;
 const PROMISCUOUS: u16 = libc::PACKET_MR_PROMISC as u16;
@@ -243,23 +241,14 @@ impl RecvBatch {
             header.msg_hdr.msg_control = (&raw mut self.controls[i]).cast();
             header.msg_hdr.msg_controllen = CONTROL_MAX as _;
         }
-        // SAFETY: the first `want` headers name buffers of the stated lengths that live as long as `self` (the iovecs: as
-        // this call), and no reference to any of them is used during the call. A null timeout is allowed.
-        let rc = unsafe {
-            libc::recvmmsg(
-                fd.as_raw_fd(),
-                headers.as_mut_ptr(),
-                want as libc::c_uint,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
-            )
-        };
-        let got = usize::try_from(rc).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the headers name buffers of the stated lengths that live as long as `self` (the iovecs: as this call), and
+        // no reference to any of them is used during the call.
+        let got = unsafe { super::receive_many(fd, headers.get_mut(..want).unwrap_or_default()) }?;
         for (i, header) in headers.iter().enumerate().take(got) {
             let len = (header.msg_len as usize).saturating_sub(VNET_HEADER).min(FRAME_MAX);
             let truncated = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
             // SAFETY: the system has filled in the control messages of the first `got` headers.
-            let tag = unsafe { tag(&header.msg_hdr) };
+            let tag = tag(unsafe { ControlMessages::of(&header.msg_hdr) });
             let v = &self.vnet[i];
             let size = u16::from_ne_bytes([v[4], v[5]]);
             let segment = (v[1] & !VNET_GSO_ECN == VNET_GSO_UDP && size > 0).then_some(size);
@@ -275,30 +264,12 @@ impl RecvBatch {
     }
 }
 
-/// Reads the VLAN tag among the control messages.
-///
-/// # Safety
-/// `header` names a control buffer that the system has filled in.
-unsafe fn tag(header: &libc::msghdr) -> Option<u16> {
-    // SAFETY: `header` is as the system left it.
-    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
-    // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a header inside the buffer.
-    while let Some(c) = unsafe { next.as_ref() } {
-        // SAFETY: `c` is inside the buffer, and its data follows it.
-        let data = unsafe { libc::CMSG_DATA(next) };
-        #[allow(clippy::unnecessary_cast)] // 32 bits on musl.
-        let room = (c.cmsg_len as usize).saturating_sub(data.addr() - next.addr());
-        if (c.cmsg_level, c.cmsg_type) == (libc::SOL_PACKET, libc::PACKET_AUXDATA) && room >= AUXDATA {
-            // SAFETY: the message has `room` bytes.
-            let aux = unsafe { data.cast::<[u8; AUXDATA]>().read_unaligned() };
-            let status = u32::from_ne_bytes([aux[0], aux[1], aux[2], aux[3]]);
-            let valid = status & libc::TP_STATUS_VLAN_VALID != 0;
-            return valid.then(|| u16::from_ne_bytes([aux[16], aux[17]]));
-        }
-        // SAFETY: as for CMSG_FIRSTHDR.
-        next = unsafe { libc::CMSG_NXTHDR(header, next) };
-    }
-    None
+/// The VLAN tag among the control messages: `tpacket_auxdata` has its status first and the tag at byte 16.
+fn tag(mut messages: ControlMessages<'_>) -> Option<u16> {
+    let (_, _, aux) = messages.find(|m| (m.0, m.1) == (libc::SOL_PACKET, libc::PACKET_AUXDATA))?;
+    let status = u32::from_ne_bytes(aux.get(..4)?.try_into().ok()?);
+    let tag = u16::from_ne_bytes(aux.get(16..18)?.try_into().ok()?);
+    (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(tag)
 }
 
 /// Frames to send.

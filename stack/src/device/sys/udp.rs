@@ -9,7 +9,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use super::set_int;
+use super::{ControlMessages, set_int};
 
 /// Datagrams that one system call moves.
 pub(crate) const BATCH: usize = 32;
@@ -98,18 +98,9 @@ impl RecvBatch {
             header.msg_hdr.msg_control = (&raw mut self.controls[i]).cast();
             header.msg_hdr.msg_controllen = CONTROL_MAX as _;
         }
-        // SAFETY: the first `want` headers name buffers of the stated lengths that live as long as `self`, and no
-        // reference to any of them is used during the call. A null timeout is allowed.
-        let rc = unsafe {
-            libc::recvmmsg(
-                fd.as_raw_fd(),
-                headers.as_mut_ptr(),
-                want as libc::c_uint,
-                libc::MSG_DONTWAIT as _,
-                std::ptr::null_mut(),
-            )
-        };
-        let got = usize::try_from(rc).map_err(|_| io::Error::last_os_error())?;
+        // SAFETY: the headers name buffers of the stated lengths that live as long as `self`, and no reference to any of
+        // them is used during the call.
+        let got = unsafe { super::receive_many(fd, headers.get_mut(..want).unwrap_or_default()) }?;
         for (i, header) in headers.iter().enumerate().take(got) {
             let mut meta = NO_META;
             meta.len = (header.msg_len as usize).min(DATAGRAM_MAX);
@@ -118,7 +109,7 @@ impl RecvBatch {
             // buffers are those set above.
             unsafe {
                 read_name(&self.names[i], &mut meta);
-                read_controls(&header.msg_hdr, &mut meta);
+                read_controls(ControlMessages::of(&header.msg_hdr), &mut meta);
             }
             self.metas[i] = meta;
         }
@@ -156,49 +147,37 @@ unsafe fn read_name(name: &libc::sockaddr_storage, meta: &mut Meta) {
     }
 }
 
-/// Reads the control messages.
-///
-/// # Safety
-/// `header` names a control buffer that the system has filled in.
-unsafe fn read_controls(header: &libc::msghdr, meta: &mut Meta) {
-    // SAFETY: `header` is as the system left it.
-    let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
-    // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a header inside the buffer.
-    while let Some(c) = unsafe { next.as_ref() } {
-        // SAFETY: `c` is inside the buffer, and its data follows it.
-        let data = unsafe { libc::CMSG_DATA(next) };
-        #[allow(clippy::unnecessary_cast)] // 32 bits on musl.
-        let room = (c.cmsg_len as usize).saturating_sub(data.addr() - next.addr());
-        // SAFETY: each arm reads no more than `room` bytes, which the message has.
-        unsafe {
-            match (c.cmsg_level, c.cmsg_type) {
-                (libc::IPPROTO_IP, libc::IP_TOS) if room >= 1 => meta.traffic_class = *data,
-                (libc::IPPROTO_IP, libc::IP_TTL) if room >= 4 => meta.hop_limit = low_byte(data),
-                (libc::IPPROTO_IP, libc::IP_PKTINFO) if room >= size_of::<libc::in_pktinfo>() => {
-                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    meta.destination = Some(Ipv4Addr::from_bits(u32::from_be(info.ipi_addr.s_addr)).into());
-                }
-                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if room >= 4 => meta.traffic_class = low_byte(data),
-                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if room >= 4 => meta.hop_limit = low_byte(data),
-                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if room >= size_of::<libc::in6_pktinfo>() => {
-                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    meta.destination = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
-                }
-                _ => {}
+/// Reads the control messages. One that is shorter than it has to be says nothing.
+fn read_controls(messages: ControlMessages<'_>, meta: &mut Meta) {
+    for (level, kind, data) in messages {
+        match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                meta.traffic_class = data.first().copied().unwrap_or(meta.traffic_class);
             }
-            next = libc::CMSG_NXTHDR(header, next);
+            (libc::IPPROTO_IP, libc::IP_TTL) => meta.hop_limit = low_byte(data).unwrap_or(meta.hop_limit),
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                // `in_pktinfo`: the interface, a local address, the destination in the header.
+                let octets = data.get(8..12).and_then(|b| <[u8; 4]>::try_from(b).ok());
+                meta.destination = octets.map(|b| Ipv4Addr::from(b).into()).or(meta.destination);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                meta.traffic_class = low_byte(data).unwrap_or(meta.traffic_class);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => meta.hop_limit = low_byte(data).unwrap_or(meta.hop_limit),
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                // `in6_pktinfo`: the destination, the interface.
+                let octets = data.get(..16).and_then(|b| <[u8; 16]>::try_from(b).ok());
+                meta.destination = octets.map(|b| Ipv6Addr::from(b).into()).or(meta.destination);
+            }
+            _ => {}
         }
     }
 }
 
-/// Reads an `int` whose value is a byte.
-///
-/// # Safety
-/// Four bytes at `data` can be read.
-unsafe fn low_byte(data: *const u8) -> u8 {
-    // SAFETY: see above.
-    let value = unsafe { data.cast::<libc::c_int>().read_unaligned() };
-    u8::try_from(value & 0xFF).unwrap_or(0)
+/// The value of an `int` that is a byte.
+fn low_byte(data: &[u8]) -> Option<u8> {
+    let value = libc::c_int::from_ne_bytes(data.get(..4)?.try_into().ok()?);
+    u8::try_from(value & 0xFF).ok()
 }
 
 /// Where a datagram goes and how it is marked.
