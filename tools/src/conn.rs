@@ -56,9 +56,25 @@ impl Connections {
         Ok(Self { cm, waiting: VecDeque::new() })
     }
 
+    /// The connection manager itself, for commands with sequences of their own.
+    pub(crate) fn front(&mut self) -> &mut dyn RdmaCm {
+        &mut self.cm
+    }
+
     /// Listens on `addr`.
     pub(crate) fn listen(&mut self, v: &mut Handle, addr: SocketAddr, backlog: usize) -> Result<IdHandle, Failure> {
-        let id = self.cm.create_id(PortSpace::Tcp)?;
+        self.listen_in(v, PortSpace::Tcp, addr, backlog)
+    }
+
+    /// Listens on `addr` of a port space.
+    pub(crate) fn listen_in(
+        &mut self,
+        v: &mut Handle,
+        space: PortSpace,
+        addr: SocketAddr,
+        backlog: usize,
+    ) -> Result<IdHandle, Failure> {
+        let id = self.cm.create_id(space)?;
         self.cm.bind_addr(v, id, addr)?;
         self.cm.listen(id, backlog)?;
         Ok(id)
@@ -160,8 +176,13 @@ impl Connections {
     pub(crate) fn part(&mut self, v: &mut Handle, id: IdHandle) -> Result<(), Failure> {
         // The peer's wish may be agreed to already.
         let _ = self.cm.disconnect(v.now(), v, id);
+        self.linger(v, LINGER)
+    }
+
+    /// Keeps answering peers that missed an answer, for a while.
+    pub(crate) fn linger(&mut self, v: &mut Handle, time: Duration) -> Result<(), Failure> {
         let begin = Instant::now();
-        while begin.elapsed() < LINGER {
+        while begin.elapsed() < time {
             self.pump(v)?;
             self.rest(v, SLICE)?;
         }
@@ -186,7 +207,7 @@ impl Connections {
     }
 
     /// Sleeps until QP1 has something, the connection manager's timer is due or `max` passes.
-    fn rest(&mut self, v: &mut Handle, max: Duration) -> Result<(), Failure> {
+    pub(crate) fn rest(&mut self, v: &mut Handle, max: Duration) -> Result<(), Failure> {
         let due = self.cm.poll_timeout().map(|at| at.saturating_since(v.now()));
         let cq = self.cm.gsi().cq();
         v.wait_cq(cq, Some(due.map_or(max, |due| due.min(max))))?;
@@ -194,7 +215,7 @@ impl Connections {
     }
 
     /// The next event; `None` after `patience`.
-    fn event(&mut self, v: &mut Handle, patience: Option<Duration>) -> Result<Option<IdEvent>, Failure> {
+    pub(crate) fn event(&mut self, v: &mut Handle, patience: Option<Duration>) -> Result<Option<IdEvent>, Failure> {
         let begin = Instant::now();
         loop {
             self.pump(v)?;
@@ -223,7 +244,7 @@ impl Connections {
 }
 
 /// Why a connection did not come about.
-fn explain(peer: SocketAddr, event: &IdEvent) -> Failure {
+pub(crate) fn explain(peer: SocketAddr, event: &IdEvent) -> Failure {
     let name = event.kind.name();
     let tried =
         event.attempt.map_or(String::new(), |a| format!(" after {} tries in {} ms", a.tries, a.elapsed.as_millis()));

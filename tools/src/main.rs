@@ -2,6 +2,7 @@
 //!
 //! Owns the command line. Each subcommand has a file of its own.
 
+mod cm;
 mod conn;
 mod demo;
 mod device_arg;
@@ -43,6 +44,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Make connections, time them and send datagrams, as the programs that come with librdmacm
+    Cm(cm::CmArgs),
     /// Connect two processes of this machine and move verified data with every operation
     Demo(demo::DemoArgs),
     /// Show RoCEv2 packets of a capture file or an interface, and what became of each stream
@@ -78,6 +81,7 @@ fn run(cli: &Cli, out: &mut Output) -> Result<(), Failure> {
         Command::Dump(_) if !cli.wrap.is_empty() => Err(Failure::Usage(
             "dump has no endpoint of its own; leave --fault and --pcap out (-w writes pcapng)".into(),
         )),
+        Command::Cm(args) => cm::run(args, out),
         Command::Demo(args) => demo::run(args, out),
         Command::Dump(args) => dump::run(args, out),
         Command::Devinfo(args) => devinfo::run(args, out),

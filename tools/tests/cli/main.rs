@@ -2,6 +2,7 @@
 
 mod common;
 
+mod cm;
 mod demo;
 mod dump;
 mod environment;
