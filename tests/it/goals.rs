@@ -306,7 +306,7 @@ fn neighbour(p: &mut Pair, side: Side, qpn: u32, peer: u32, depth: u32) -> (QpHa
     let init = QpInit { pd, qp_type, send_cq: cq, recv_cq: cq, srq: None, caps, signal_all: false, qpn };
     let qp = node.endpoint.create_qp(init).unwrap();
     let rtr = RtrAttr {
-        av: AddressVector { udp_source_port: Some(port), ..AddressVector::new(Gid::from(ip), 0) },
+        av: AddressVector { udp_source_port: port.into(), ..AddressVector::new(Gid::from(ip), 0) },
         path_mtu: PathMtu::B256,
         dest_qpn: Qpn::new(peer).unwrap(),
         rq_psn: Psn::ZERO,

@@ -6,7 +6,7 @@ use uroce::types::{AckTimeout, Gid, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetr
 use uroce::verbs::{
     AccessFlags, AddressVector, AltPath, Attr, InitAttr, ModifyError, Operation, PathMigState, Payload, PostError,
     QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags,
-    SendWr, Sge, Verbs, VerbsError, transition_rule,
+    SendWr, Sge, SourcePort, Verbs, VerbsError, transition_rule,
 };
 
 fn endpoint() -> Endpoint {
@@ -112,7 +112,7 @@ fn every_transition_takes_exactly_what_the_table_says() {
                     }
                     assert_eq!(e.query_qp(q).unwrap().state, from, "a refused modify changes nothing");
                 }
-                for a in Attr::ALL.into_iter().filter(|a| rule.optional.has(*a) && *a != Attr::AltPath) {
+                for a in Attr::ALL.into_iter().filter(|a| rule.optional.has(*a)) {
                     set(&mut full, a, from);
                 }
                 e.modify_qp(q, full).unwrap_or_else(|x| panic!("{t:?} {from:?} {to:?}: {x}"));
@@ -135,20 +135,29 @@ fn values_out_of_range_are_named() {
         min_rnr_timer: RnrTimer::DEFAULT,
     };
     let v6 = Gid::from("fd00::1".parse::<std::net::Ipv6Addr>().unwrap());
-    let cases: [(Attr, QpAttr); 6] = [
+    let alt = |av| AltPath::new(av, AckTimeout::DEFAULT);
+    let rotating = AddressVector { udp_source_port: SourcePort::Rotating, ..av() };
+    let with_alt = |alt_path| QpAttr { alt_path: Some(alt_path), ..good.into() };
+    let cases: [(Attr, QpAttr); 11] = [
         (Attr::Av, RtrAttr { av: AddressVector { sgid_index: 1, ..av() }, ..good }.into()),
         (Attr::Av, RtrAttr { av: AddressVector { dgid: v6, ..av() }, ..good }.into()),
         (Attr::Av, RtrAttr { av: AddressVector { flow_label: 1 << 20, ..av() }, ..good }.into()),
         (Attr::MaxDestRdAtomic, RtrAttr { max_dest_rd_atomic: 129, ..good }.into()),
         (Attr::DestQpn, RtrAttr { dest_qpn: Qpn::MULTICAST, ..good }.into()),
         (Attr::PKeyIndex, QpAttr { pkey_index: Some(1), ..good.into() }),
+        (Attr::Av, RtrAttr { av: AddressVector { pkey_index: Some(0), ..av() }, ..good }.into()),
+        (Attr::AltPath, with_alt(alt(AddressVector { sgid_index: 1, ..av() }))),
+        (Attr::AltPath, with_alt(AltPath { port: 2, ..alt(av()) })),
+        (Attr::AltPath, with_alt(AltPath { pkey_index: 1, ..alt(av()) })),
+        (Attr::AltPath, with_alt(alt(AddressVector { service_level: 16, ..av() }))),
     ];
     for (attr, modify) in cases {
         assert_eq!(e.modify_qp(q, modify), Err(VerbsError::Modify(ModifyError::OutOfRange { attr })));
     }
-    let alt = QpAttr { alt_path: Some(AltPath::new(av(), AckTimeout::DEFAULT)), ..good.into() };
-    assert_eq!(e.modify_qp(q, alt), Err(VerbsError::Modify(ModifyError::Unsupported { attr: Attr::AltPath })));
-    e.modify_qp(q, good.into()).unwrap();
+    let uc = at(&mut e, QpType::Uc, QpState::Init);
+    let refused = e.modify_qp(uc, RtrAttr { av: rotating, ..good }.for_uc());
+    assert_eq!(refused, Err(VerbsError::Modify(ModifyError::OutOfRange { attr: Attr::Av })), "UC knows no drain");
+    e.modify_qp(q, RtrAttr { av: rotating, ..good }.into()).unwrap();
     let wrong = QpAttr { cur_state: Some(QpState::Rts), ..RtsAttr::usual(Psn::ZERO).into() };
     assert!(matches!(
         e.modify_qp(q, wrong),

@@ -177,6 +177,10 @@ drops {
         "The queue key does not match.", "counters::ticks::datagrams_that_are_dropped";
     AddressMismatch: Qp, "drop_address_mismatch", None,
         "Source or destination address are not those of the connection.", "counters::ticks::packets_that_a_qp_does_not_take";
+    SourcePortMismatch: Qp, "drop_source_port_mismatch", None,
+        "The UDP source port is not the one that the QP is pinned to.", "counters::ticks::packets_along_a_wrong_path";
+    MigrationRefused: Qp, "drop_migration_refused", None,
+        "A packet asked an armed QP to migrate, along the path that it is on.", "counters::ticks::packets_along_a_wrong_path";
     AheadOfSequence: Qp, "drop_ahead_of_sequence", None,
         "A PSN ahead of the expected one, after the NAK for the gap was sent.", "counters::ticks::behind_a_gap_packets_fall_in_silence";
     ForgottenDuplicate: Qp, "drop_forgotten_duplicate", None,

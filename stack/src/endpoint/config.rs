@@ -4,7 +4,8 @@ use core::net::IpAddr;
 
 use crate::burst::IcrcMode;
 use crate::mem::IovaPolicy;
-use crate::types::{MacAddr, PathMtu};
+use crate::types::{MacAddr, PKey, PathMtu};
+use crate::verbs::QpOptions;
 
 /// Configuration of an endpoint.
 #[derive(Clone, Debug)]
@@ -23,6 +24,11 @@ pub struct EndpointConfig {
     pub mac: Option<MacAddr>,
     /// QPs at most.
     pub max_qp: usize,
+    /// The P_Key table: what `pkey_index` names, 1 to [`super::MAX_PKEYS`] entries. What is beyond is not taken; without
+    /// any, the table is the default partition, as usual. An entry whose low 15 bits are 0 names no partition.
+    pub pkeys: Vec<PKey>,
+    /// Options of the QPs that are made.
+    pub qp_options: QpOptions,
     /// UDP source ports that the device can send from; empty: any.
     pub source_ports: Vec<u16>,
 }
@@ -39,6 +45,8 @@ impl EndpointConfig {
             iova: IovaPolicy::Host,
             mac: None,
             max_qp: 65_536,
+            pkeys: vec![PKey::DEFAULT],
+            qp_options: QpOptions::default(),
             source_ports: Vec::new(),
         }
     }

@@ -23,7 +23,7 @@ use crate::rng::Rng;
 use crate::srq::{RecvProducer, SrqTable};
 use crate::table::{NumberMap, Slab};
 use crate::time::Instant;
-use crate::types::{Gid, Qpn};
+use crate::types::{Gid, PKey, Qpn};
 use crate::verbs::kind;
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
 use crate::wire::{self, IpFields, Packet, ParseError};
@@ -32,6 +32,8 @@ use timers::Timers;
 
 /// Multicast memberships of an endpoint at most.
 pub const MAX_MULTICAST: usize = 1024;
+/// Entries of the P_Key table at most.
+pub const MAX_PKEYS: usize = 128;
 /// PDs at most.
 pub const MAX_PDS: usize = 32_768;
 /// CQs at most.
@@ -88,7 +90,11 @@ pub struct Endpoint {
 impl Endpoint {
     /// An endpoint with no objects. Everything random (QPNs, keys, hashes) comes from `seed`.
     #[must_use]
-    pub fn new(config: EndpointConfig, seed: [u8; 32]) -> Self {
+    pub fn new(mut config: EndpointConfig, seed: [u8; 32]) -> Self {
+        config.pkeys.truncate(MAX_PKEYS);
+        if config.pkeys.is_empty() {
+            config.pkeys.push(PKey::DEFAULT);
+        }
         let mut rng = Rng::from_seed(seed);
         let gids = config.addresses.iter().map(|ip| Gid::from(*ip)).collect();
         let mrs = MrTable::new(rng.fork(), config.iova);
@@ -282,6 +288,8 @@ impl Endpoint {
             srqs: &mut self.srqs,
             ahs: &self.ahs,
             source_ports: &self.config.source_ports,
+            pkeys: &self.config.pkeys,
+            rng: &mut self.rng,
             events: &mut self.events,
             counters: &mut slot.counters,
             overruns: &mut self.overruns,

@@ -4,17 +4,17 @@ use super::{
     Endpoint, FIRST_QPN, MAX_AHS, MAX_CQE, MAX_CQS, MAX_INLINE, MAX_MULTICAST, MAX_PDS, MAX_SGE, MAX_SRQS, MAX_WR,
     QpSlot,
 };
-use crate::counters::Counters;
+use crate::counters::{Counters, DropReason};
 use crate::cq::Cq;
 use crate::mem::MAX_MRS;
-use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, post_recv_to};
+use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, post_recv_to, random_port};
 use crate::raw::Region;
 use crate::srq::Srq;
-use crate::types::{AckTimeout, Gid, PKey, PathMtu, Qpn};
+use crate::types::{AckTimeout, Gid, PathMtu, Qpn};
 use crate::verbs::{
     AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, GidType, MemoryRegion, MrHandle, Notify,
-    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpCapabilities, QpHandle, QpInfo, QpInit, QpType, RecvWr,
-    SendWr, SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WorkCompletion,
+    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpCapabilities, QpHandle, QpInfo, QpInit, QpOptions, QpType,
+    RecvWr, SendWr, SourcePort, SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WorkCompletion,
 };
 
 fn limit(what: &'static str, limit: usize) -> VerbsError {
@@ -104,18 +104,21 @@ impl Verbs for Endpoint {
             max_rd_atomic: u8::try_from(MAX_RD_ATOMIC).unwrap_or(u8::MAX),
             max_msg_size: u32::try_from(MAX_MESSAGE).unwrap_or(u32::MAX),
             max_inline: MAX_INLINE,
-            pkeys: vec![PKey::DEFAULT],
+            pkeys: self.config.pkeys.clone(),
             // 134 ms, as Linux's rxe says of itself: a software endpoint shares its processor.
             ack_delay: AckTimeout::new(15).unwrap_or(AckTimeout::DEFAULT),
         }
     }
 
     fn query_port(&self) -> PortAttr {
+        let violations = |reason| u32::try_from(self.counters.dropped(reason)).unwrap_or(u32::MAX);
         PortAttr {
             active: self.link_is_up,
             max_mtu: PathMtu::B4096,
             active_mtu: self.config.path_mtu,
             mac: self.config.mac,
+            bad_pkey_cntr: violations(DropReason::PKeyMismatch),
+            qkey_viol_cntr: violations(DropReason::QKeyMismatch),
         }
     }
 
@@ -207,9 +210,10 @@ impl Verbs for Endpoint {
     fn create_qp(&mut self, init: QpInit) -> Result<QpHandle, VerbsError> {
         let srq = self.check_qp_init(&init)?;
         let qpn = self.choose_qpn(&init)?;
+        let options = self.config.qp_options;
         let datagram_mtu = u16::try_from(self.config.path_mtu.bytes()).unwrap_or(u16::MAX);
         let make = |handle| {
-            let qp = Qp::new(handle, qpn, &init, srq, datagram_mtu);
+            let qp = Qp::new(handle, qpn, &init, srq, datagram_mtu, options);
             QpSlot { qp, counters: Counters::default(), queued: false }
         };
         let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
@@ -237,6 +241,15 @@ impl Verbs for Endpoint {
 
     fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError> {
         Ok(self.qps.get(qp).ok_or(VerbsError::InvalidHandle)?.qp.info())
+    }
+
+    fn set_qp_options(&mut self, qp: QpHandle, options: QpOptions) -> Result<(), VerbsError> {
+        self.qps.get_mut(qp).ok_or(VerbsError::InvalidHandle)?.qp.set_options(options);
+        Ok(())
+    }
+
+    fn qp_options(&self, qp: QpHandle) -> Result<QpOptions, VerbsError> {
+        Ok(self.qps.get(qp).ok_or(VerbsError::InvalidHandle)?.qp.options())
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), VerbsError> {
@@ -311,7 +324,23 @@ impl Verbs for Endpoint {
         self.check_pd(pd)?;
         let invalid = VerbsError::InvalidGidIndex { index: attr.sgid_index.into(), len: self.gids.len() };
         let flow = flow_for(&attr, &self.gids).ok_or(invalid)?;
-        let ah = Ah { pd, flow, source_port: attr.udp_source_port };
+        let pkey = match attr.pkey_index {
+            None => None,
+            Some(index) => Some(
+                self.config
+                    .pkeys
+                    .get(usize::from(index))
+                    .copied()
+                    .ok_or(VerbsError::InvalidPKeyIndex { index: index.into(), len: self.config.pkeys.len() })?,
+            ),
+        };
+        let source_port = match attr.udp_source_port {
+            SourcePort::Formula => None,
+            SourcePort::Fixed(port) => Some(port),
+            SourcePort::Random => Some(random_port(&self.config.source_ports, &mut self.rng)),
+            SourcePort::Rotating => return Err(VerbsError::Unsupported("a rotating source port of datagrams")),
+        };
+        let ah = Ah { pd, flow, source_port, pkey };
         self.ahs.insert(ah).ok_or(limit("address handles", MAX_AHS))
     }
 

@@ -34,8 +34,8 @@ use crate::time::{Duration, Instant};
 use crate::types::{Gid, Qpn};
 use crate::verbs::{
     AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, MemoryRegion, MrHandle, Notify,
-    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpHandle, QpInfo, QpInit, RecvWr, SendWr, SrqHandle, SrqInfo,
-    SrqInit, Verbs, VerbsError, WaitVerbs, WorkCompletion, kind,
+    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpHandle, QpInfo, QpInit, QpOptions, RecvWr, SendWr,
+    SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WaitVerbs, WorkCompletion, kind,
 };
 
 /// Rounds that a waiting thread runs in vain before it sleeps: a peer that answers at once is met awake.
@@ -330,6 +330,14 @@ impl Verbs for Handle {
 
     fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError> {
         self.shared.inspect(|e| e.endpoint().query_qp(qp))
+    }
+
+    fn set_qp_options(&mut self, qp: QpHandle, options: QpOptions) -> Result<(), VerbsError> {
+        self.shared.inspect(|e| e.endpoint_mut().set_qp_options(qp, options))
+    }
+
+    fn qp_options(&self, qp: QpHandle) -> Result<QpOptions, VerbsError> {
+        self.shared.inspect(|e| e.endpoint().qp_options(qp))
     }
 
     fn destroy_qp(&mut self, qp: QpHandle) -> Result<(), VerbsError> {

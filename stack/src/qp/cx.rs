@@ -3,9 +3,11 @@
 use crate::counters::Counters;
 use crate::cq::{self, CqTable, EventQueue};
 use crate::mem::MrTable;
+use crate::rng::Rng;
 use crate::srq::SrqTable;
 use crate::table::Slab;
 use crate::time::Instant;
+use crate::types::PKey;
 use crate::verbs::kind;
 use crate::verbs::{CqHandle, PdHandle, WcOpcode, WcStatus, WorkCompletion};
 use crate::wire::Flow;
@@ -19,6 +21,8 @@ pub struct Ah {
     pub flow: Flow,
     /// A wanted source port; `None` takes the formula over the sending QPN.
     pub source_port: Option<u16>,
+    /// Partition key; `None` takes that of the sending QP.
+    pub pkey: Option<PKey>,
 }
 
 /// All address handles of an endpoint.
@@ -38,6 +42,10 @@ pub struct Cx<'a> {
     pub ahs: &'a AhTable,
     /// UDP source ports that the device can send from; empty: any.
     pub source_ports: &'a [u16],
+    /// The P_Key table.
+    pub pkeys: &'a [PKey],
+    /// Random numbers, for source ports.
+    pub rng: &'a mut Rng,
     /// Asynchronous events.
     pub events: &'a mut EventQueue,
     /// Counters of the QP.

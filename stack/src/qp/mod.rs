@@ -9,7 +9,9 @@ mod assembly;
 mod completer;
 mod cx;
 mod emit;
+mod migrate;
 mod modify;
+mod path;
 mod post;
 mod requester;
 mod responder;
@@ -21,19 +23,21 @@ use std::sync::Arc;
 
 pub use answers::{MAX_ANSWERS, MAX_RD_ATOMIC};
 pub use cx::{Ah, AhTable, Cx};
-pub(crate) use modify::flow_for;
 pub use modify::{ModifyLimits, QpFields};
+pub(crate) use path::{flow_for, random_port};
 pub use post::{MAX_MESSAGE, Poster, QpShared, SendProducer, post_recv_to};
 pub use requester::{MAX_READ_PSNS, MAX_UNACKED};
 pub use ud::GRH_LEN;
 
 use assembly::{Assembly, ReceiveQueue, Refusal};
 use completer::ResponseError;
+use migrate::Migration;
+use path::Path;
 use requester::{Requester, SendFailure};
 use responder::{RequestBits, Responder};
 use send_queue::SendQueue;
 use uc::UcReceiver;
-use ud::{DatagramFrom, DatagramSender};
+use ud::{DatagramFrom, DatagramHeader, DatagramSender};
 
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
@@ -42,8 +46,8 @@ use crate::srq::recv_ring;
 use crate::time::{Duration, Instant};
 use crate::types::{PKey, PathMtu, Psn, Qpn};
 use crate::verbs::{
-    AsyncEvent, CqHandle, ErrorDetail, FailureKind, PdHandle, QpCapabilities, QpHandle, QpInfo, QpInit, QpState,
-    QpType, QueueSnapshot, SrqHandle, WcData, WcOpcode, WcStatus, WorkCompletion,
+    AsyncEvent, CqHandle, ErrorDetail, FailureKind, PdHandle, QpCapabilities, QpHandle, QpInfo, QpInit, QpOptions,
+    QpState, QpType, QueueSnapshot, SrqHandle, WcData, WcOpcode, WcStatus, WorkCompletion,
 };
 use crate::wire::{Body, Flow, IpFields, NakCode, Packet, Service};
 
@@ -84,16 +88,6 @@ impl Ident {
     }
 }
 
-/// Where a connected QP sends.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Path {
-    /// From us to the peer.
-    pub(crate) flow: Flow,
-    pub(crate) dest_qpn: Qpn,
-    pub(crate) pkey: PKey,
-    pub(crate) mtu: PathMtu,
-}
-
 /// A received packet's surroundings.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<'a> {
@@ -128,6 +122,10 @@ pub struct Qp {
     state: QpState,
     fields: QpFields,
     path: Option<Path>,
+    migration: Migration,
+    options: QpOptions,
+    /// Datagram QPs: their partition key.
+    pkey: PKey,
     sender: Sender,
     receiver: Receiver,
     shared: Arc<QpShared>,
@@ -142,7 +140,14 @@ pub struct Qp {
 impl Qp {
     /// A QP in RESET. `srq` is what a receive of its SRQ may have, and the SRQ's protection domain, where it has one.
     #[must_use]
-    pub fn new(handle: QpHandle, qpn: Qpn, init: &QpInit, srq: Option<(usize, PdHandle)>, datagram_mtu: u16) -> Self {
+    pub fn new(
+        handle: QpHandle,
+        qpn: Qpn,
+        init: &QpInit,
+        srq: Option<(usize, PdHandle)>,
+        datagram_mtu: u16,
+        options: QpOptions,
+    ) -> Self {
         let caps = init.caps;
         let size = WqeRingSize {
             requests: caps.max_send_wr as usize,
@@ -189,6 +194,9 @@ impl Qp {
             state: QpState::Reset,
             fields: QpFields::default(),
             path: None,
+            migration: Migration::default(),
+            options,
+            pkey: PKey::DEFAULT,
             sender,
             receiver,
             shared,
@@ -255,6 +263,18 @@ impl Qp {
         }
     }
 
+    /// Its options.
+    #[must_use]
+    pub fn options(&self) -> QpOptions {
+        self.options
+    }
+
+    /// Sets its options, from the next packet on.
+    pub fn set_options(&mut self, options: QpOptions) {
+        self.options = options;
+        self.refresh_mig_req();
+    }
+
     /// State, attributes and progress.
     #[must_use]
     pub fn info(&self) -> QpInfo {
@@ -287,7 +307,7 @@ impl Qp {
             qpn: self.id.qpn,
             qp_type: self.id.qp_type,
             state: self.state,
-            attr: self.fields.to_attr(self.state),
+            attr: self.fields.to_attr(self.state, self.migration.state),
             caps: self.caps,
             queues,
             last_error: self.last_error,
@@ -307,11 +327,9 @@ impl Qp {
         if !self.state.receives() {
             return Err(DropReason::QpState);
         }
-        if !packet.pkey.matches(PKey::DEFAULT) {
-            return Err(DropReason::PKeyMismatch);
-        }
         match &packet.body {
             Body::Datagram(datagram) => {
+                self.check_datagram_pkey(packet.pkey, cx)?;
                 let Receiver::Ud(rq) = &mut self.receiver else { return Err(DropReason::WrongTransport) };
                 if self.fields.qkey != Some(datagram.qkey) {
                     return Err(DropReason::QKeyMismatch);
@@ -334,10 +352,7 @@ impl Qp {
         arrival: &Arrival<'_>,
         cx: &mut Cx<'_>,
     ) -> Result<(), DropReason> {
-        let Some(path) = &self.path else { return Err(DropReason::WrongTransport) };
-        if (arrival.flow.src, arrival.flow.dst) != (path.flow.dst, path.flow.src) {
-            return Err(DropReason::AddressMismatch);
-        }
+        self.check_path(packet, arrival.flow, cx)?;
         match &packet.body {
             Body::Request(request) => {
                 let fits = match request.service {
@@ -367,14 +382,18 @@ impl Qp {
         }
     }
 
+    /// The PSN of the request that comes next.
+    fn expected_psn(&self) -> Option<Psn> {
+        match &self.receiver {
+            Receiver::Rc(r) => Some(r.expected()),
+            Receiver::Uc(r) => Some(r.expected()),
+            Receiver::Ud(_) => None,
+        }
+    }
+
     /// Only a packet in sequence shows that the peer is connected: a ghost of an earlier connection does not.
     fn note_established(&mut self, psn: Psn, cx: &mut Cx<'_>) {
-        let expected = match &self.receiver {
-            Receiver::Rc(r) => r.expected(),
-            Receiver::Uc(r) => r.expected(),
-            Receiver::Ud(_) => return,
-        };
-        if !self.established && self.state == QpState::Rtr && psn == expected {
+        if !self.established && self.state == QpState::Rtr && self.expected_psn() == Some(psn) {
             self.established = true;
             cx.events.push(AsyncEvent::CommunicationEstablished(self.id.handle));
         }
@@ -497,8 +516,9 @@ impl Qp {
             }
             QpState::Reset | QpState::Init | QpState::Rtr => return None,
         }
-        let result = match (&mut self.sender, &self.path) {
+        let result = match (&mut self.sender, &mut self.path) {
             (Sender::Connected(requester), Some(path)) => {
+                path.rotate(requester, cx.source_ports, cx.rng);
                 let result = requester.poll_transmit(&self.id, path, cx, room);
                 if requester.service == Service::Uc {
                     requester.complete_sent(&self.id, cx);
@@ -508,7 +528,9 @@ impl Qp {
             (Sender::Connected(_), None) => return None,
             (Sender::Datagram(_), _) if self.state == QpState::Sqd => return None,
             (Sender::Datagram(sender), _) => {
-                sender.poll_transmit(&self.id, self.fields.qkey.unwrap_or_default(), cx, room)
+                let (qkey, mig_req) = (self.fields.qkey.unwrap_or_default(), self.options.mig_req.unwrap_or(true));
+                let with = DatagramHeader { qkey, pkey: self.pkey, mig_req };
+                sender.poll_transmit(&self.id, with, cx, room)
             }
         };
         self.check_drained(cx);
@@ -535,6 +557,12 @@ impl Qp {
 
     /// The oldest send failed: RC goes to ERR, UC and UD to SQE.
     fn fail_send(&mut self, failure: &SendFailure, cx: &mut Cx<'_>) {
+        if failure.status == WcStatus::RetryExceeded {
+            if self.migrate_instead(cx) {
+                return;
+            }
+            cx.counters.retry_exceeded_err += 1;
+        }
         let (tries, since) = match &self.sender {
             Sender::Connected(r) => (r.rnr_used.saturating_add(u32::from(r.retries_used) + 1), r.waiting_since),
             Sender::Datagram(_) => (1, cx.now),

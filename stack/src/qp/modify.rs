@@ -3,20 +3,18 @@
 //! Owns the check of a modify against the table and the device's limits, and what each transition does. A refused
 //! modify changes nothing.
 
-use core::net::IpAddr;
-
 use super::answers::MAX_RD_ATOMIC;
 use super::cx::Cx;
+use super::migrate::Migration;
+use super::path::{Path, PathEnds, flow_for};
 use super::requester::SendAttr;
-use super::{Path, Qp, Receiver, Sender};
-use crate::burst::choose_source_port;
+use super::{Qp, Receiver, Sender};
 use crate::time::Duration;
 use crate::types::{AckTimeout, Gid, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use crate::verbs::{
-    AccessFlags, AddressVector, Attr, ErrorDetail, FailureKind, ModifyError, PathMigState, QpAttr, QpState, WcStatus,
-    check_transition,
+    AccessFlags, AddressVector, AltPath, Attr, ErrorDetail, FailureKind, ModifyError, PathMigState, QpAttr, QpState,
+    QpType, SourcePort, WcStatus, check_transition,
 };
-use crate::wire::{self, Flow};
 
 /// What the device allows.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +44,7 @@ pub struct QpFields {
     pub sq_psn: Option<Psn>,
     pub max_dest_rd_atomic: Option<u8>,
     pub dest_qpn: Option<Qpn>,
+    pub alt_path: Option<AltPath>,
 }
 
 impl QpFields {
@@ -65,11 +64,12 @@ impl QpFields {
         self.sq_psn = a.sq_psn.or(self.sq_psn);
         self.max_dest_rd_atomic = a.max_dest_rd_atomic.or(self.max_dest_rd_atomic);
         self.dest_qpn = a.dest_qpn.or(self.dest_qpn);
+        self.alt_path = a.alt_path.or(self.alt_path);
     }
 
     /// As a query gives them.
     #[must_use]
-    pub fn to_attr(self, state: QpState) -> QpAttr {
+    pub fn to_attr(self, state: QpState, path_mig_state: PathMigState) -> QpAttr {
         QpAttr {
             state: Some(state),
             access: self.access,
@@ -87,7 +87,8 @@ impl QpFields {
             sq_psn: self.sq_psn,
             max_dest_rd_atomic: self.max_dest_rd_atomic,
             dest_qpn: self.dest_qpn,
-            path_mig_state: Some(PathMigState::Migrated),
+            alt_path: self.alt_path,
+            path_mig_state: Some(path_mig_state),
             ..QpAttr::default()
         }
     }
@@ -101,32 +102,54 @@ impl Qp {
     pub fn modify(&mut self, attr: &QpAttr, limits: &ModifyLimits<'_>, cx: &mut Cx<'_>) -> Result<(), ModifyError> {
         let from = self.state;
         let to = check_transition(self.id.qp_type, from, attr)?;
-        check_values(attr, limits)?;
-        let mut fields = self.fields;
-        fields.apply(attr);
-        let path = match fields.av {
-            Some(av) if attr.av.is_some() => Some(self.path_for(&fields, &av, limits, cx.source_ports)?),
-            _ => self.path,
-        };
-        self.fields = fields;
-        self.path = path;
+        check_values(attr, self.id.qp_type, limits, cx.pkeys)?;
+        self.check_migration(attr, from, to)?;
+        self.fields.apply(attr);
+        self.take_paths(attr, limits, cx);
         self.enter(from, to, attr, cx);
         Ok(())
     }
 
-    fn path_for(
-        &self,
-        fields: &QpFields,
-        av: &AddressVector,
-        limits: &ModifyLimits<'_>,
-        ports: &[u16],
-    ) -> Result<Path, ModifyError> {
-        let flow = flow_for(av, limits.gids).ok_or(ModifyError::OutOfRange { attr: Attr::Av })?;
-        let dest_qpn = fields.dest_qpn.unwrap_or_default();
-        let formula = || choose_source_port(ports, wire::udp_source_port(av.flow_label, self.id.qpn, dest_qpn));
-        let src_port = av.udp_source_port.unwrap_or_else(formula);
-        let mtu = fields.path_mtu.unwrap_or(PathMtu::B256);
-        Ok(Path { flow: Flow { src_port, ..flow }, dest_qpn, pkey: PKey::DEFAULT, mtu })
+    /// The state machine of IBTA Vol 1 17.2.8: a program asks for REARM with an alternate path loaded, and for MIGRATED
+    /// while armed and in RTS. ARMED is for the QP itself to reach.
+    fn check_migration(&self, attr: &QpAttr, from: QpState, to: QpState) -> Result<(), ModifyError> {
+        let allowed = match attr.path_mig_state {
+            None => true,
+            Some(PathMigState::Armed) => false,
+            Some(PathMigState::Rearm) => attr.alt_path.is_some() || self.migration.alternate.is_some(),
+            Some(PathMigState::Migrated) => match self.migration.state {
+                PathMigState::Migrated => true,
+                PathMigState::Armed => (from, to) == (QpState::Rts, QpState::Rts),
+                PathMigState::Rearm => false,
+            },
+        };
+        if allowed { Ok(()) } else { Err(ModifyError::OutOfRange { attr: Attr::PathMigState }) }
+    }
+
+    /// Makes the paths that a modify describes. Its values were checked.
+    fn take_paths(&mut self, attr: &QpAttr, limits: &ModifyLimits<'_>, cx: &mut Cx<'_>) {
+        let f = self.fields;
+        let mut make = |av: &AddressVector, pkey_index: u16| {
+            let ends = PathEnds {
+                qpn: self.id.qpn,
+                dest_qpn: f.dest_qpn.unwrap_or_default(),
+                pkey: pkey_at(cx.pkeys, pkey_index)?,
+                mtu: f.path_mtu.unwrap_or(PathMtu::B256),
+            };
+            Path::new(av, &ends, limits.gids, cx.source_ports, cx.rng)
+        };
+        let pkey_index = f.pkey_index.unwrap_or(0);
+        let primary = attr.av.and_then(|av| make(&av, pkey_index));
+        let alternate = attr.alt_path.and_then(|alt| make(&alt.av, alt.pkey_index));
+        self.path = primary.or(self.path);
+        if let Some(path) = alternate {
+            self.migration.alternate = Some(Box::new(path));
+        }
+        self.pkey = pkey_at(cx.pkeys, pkey_index).unwrap_or(self.pkey);
+        if let (Some(path), Some(_)) = (&mut self.path, attr.pkey_index) {
+            path.pkey = self.pkey;
+        }
+        self.refresh_mig_req();
     }
 
     /// What the transition does.
@@ -148,6 +171,11 @@ impl Qp {
             _ => {}
         }
         self.refresh();
+        match attr.path_mig_state {
+            Some(PathMigState::Rearm) => self.set_migration(PathMigState::Rearm),
+            Some(PathMigState::Migrated) if self.migration.state == PathMigState::Armed => self.migrate(cx),
+            _ => {}
+        }
         if let Sender::Connected(r) = &mut self.sender {
             r.set_draining(to == QpState::Sqd);
         }
@@ -161,6 +189,8 @@ impl Qp {
     fn reset(&mut self) {
         self.fields = QpFields::default();
         self.path = None;
+        self.migration = Migration::default();
+        self.pkey = PKey::DEFAULT;
         self.last_error = None;
         self.established = false;
         self.notify_drained = false;
@@ -209,7 +239,7 @@ impl Qp {
         }
     }
 
-    fn send_attr(&self) -> SendAttr {
+    pub(super) fn send_attr(&self) -> SendAttr {
         let f = &self.fields;
         SendAttr {
             timeout: f.timeout.unwrap_or(AckTimeout::NEVER),
@@ -239,46 +269,28 @@ impl Qp {
     }
 }
 
-/// The flow of an address vector, its source port 0. `None` when its GID index or families are wrong.
-#[must_use]
-pub(crate) fn flow_for(av: &AddressVector, gids: &[Gid]) -> Option<Flow> {
-    let src = gids.get(usize::from(av.sgid_index))?.ip();
-    let dst = av.dgid.ip();
-    if src.is_ipv4() != dst.is_ipv4() || av.dgid.is_unspecified() {
-        return None;
-    }
-    let flow_label = match dst {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(_) => av.flow_label,
-    };
-    Some(Flow {
-        src,
-        dst,
-        src_port: 0,
-        traffic_class: av.traffic_class,
-        hop_limit: av.hop_limit,
-        flow_label,
-        vlan: None,
-    })
+/// The partition key at `index`: one that names a partition, as 0 does not.
+fn pkey_at(pkeys: &[PKey], index: u16) -> Option<PKey> {
+    pkeys.get(usize::from(index)).copied().filter(|key| key.get() & 0x7FFF != 0)
 }
 
-fn check_values(attr: &QpAttr, limits: &ModifyLimits<'_>) -> Result<(), ModifyError> {
+fn check_values(attr: &QpAttr, qp_type: QpType, limits: &ModifyLimits<'_>, pkeys: &[PKey]) -> Result<(), ModifyError> {
     let range = |ok: bool, attr| if ok { Ok(()) } else { Err(ModifyError::OutOfRange { attr }) };
     let depth = |v: Option<u8>| v.is_none_or(|v| usize::from(v) <= MAX_RD_ATOMIC);
-    if attr.alt_path.is_some() {
-        return Err(ModifyError::Unsupported { attr: Attr::AltPath });
-    }
-    if attr.path_mig_state.is_some_and(|s| s != PathMigState::Migrated) {
-        return Err(ModifyError::Unsupported { attr: Attr::PathMigState });
-    }
+    let pkey = |index: u16| pkey_at(pkeys, index).is_some();
+    let av = |av: &AddressVector| {
+        av.service_level < 16
+            && av.flow_label < 1 << 20
+            && av.pkey_index.is_none()
+            && (av.udp_source_port != SourcePort::Rotating || qp_type == QpType::Rc)
+            && flow_for(av, limits.gids).is_some()
+    };
     range(attr.port.is_none_or(|p| p == 1), Attr::Port)?;
-    range(attr.pkey_index.is_none_or(|i| i == 0), Attr::PKeyIndex)?;
+    range(attr.pkey_index.is_none_or(pkey), Attr::PKeyIndex)?;
     range(attr.path_mtu.is_none_or(|m| m <= limits.path_mtu), Attr::PathMtu)?;
     range(depth(attr.max_rd_atomic), Attr::MaxRdAtomic)?;
     range(depth(attr.max_dest_rd_atomic), Attr::MaxDestRdAtomic)?;
     range(attr.dest_qpn.is_none_or(|q| q != Qpn::MULTICAST), Attr::DestQpn)?;
-    let av_ok = attr
-        .av
-        .is_none_or(|av| av.service_level < 16 && av.flow_label < 1 << 20 && flow_for(&av, limits.gids).is_some());
-    range(av_ok, Attr::Av)
+    range(attr.av.is_none_or(|a| av(&a)), Attr::Av)?;
+    range(attr.alt_path.is_none_or(|alt| alt.port == 1 && pkey(alt.pkey_index) && av(&alt.av)), Attr::AltPath)
 }

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 
+use super::Ident;
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
+use super::path::Path;
 use super::send_queue::{SendQueue, Wqe};
-use super::{Ident, Path};
 use crate::burst::{TxBurst, TxRoom};
 use crate::time::Instant;
 use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
@@ -182,6 +183,7 @@ impl Requester {
         let ack_req = self.service == Service::Rc
             && (plan.ends || self.since_ack_req + 1 >= ACK_EVERY || unacked_after >= MAX_UNACKED);
         let packet = Packet {
+            mig_req: path.mig_req,
             solicited: plan.ends && wqe.head.flags.solicited && takes_solicited(&plan.op),
             ack_req,
             ..Packet::new(
@@ -192,8 +194,9 @@ impl Requester {
             )
         };
         let (queue, mrs) = (&self.queue, &*cx.mrs);
-        let written =
-            write_packet(room, &path.flow, &packet, plan.len, |out| queue.gather(mrs, id.pd, wqe, plan.offset, out));
+        let written = write_packet(room, &path.request_flow, &packet, plan.len, |out| {
+            queue.gather(mrs, id.pd, wqe, plan.offset, out)
+        });
         match written {
             Ok(burst) => {
                 self.sent(&plan, ack_req, cx);
@@ -356,7 +359,6 @@ impl Requester {
     /// One transport retry: goes back, or fails when none is left.
     pub(super) fn retry(&mut self, kind: FailureKind, cx: &mut Cx<'_>) -> Result<(), SendFailure> {
         if self.retries_used >= self.attr.retry_count.get() {
-            cx.counters.retry_exceeded_err += 1;
             return Err(SendFailure { status: WcStatus::RetryExceeded, kind, psn: self.una });
         }
         self.retries_used += 1;
@@ -364,6 +366,22 @@ impl Requester {
         self.recovering = true;
         self.go_back();
         Ok(())
+    }
+
+    /// Whether `psn` is one of a request that was sent and not acknowledged.
+    pub(super) fn awaits(&self, psn: Psn) -> bool {
+        psn.distance_from(self.una) >= 0 && psn.distance_from(self.sent_end) < 0
+    }
+
+    /// The budget of transport retries is whole again.
+    pub(super) fn refill_retries(&mut self) {
+        self.retries_used = 0;
+    }
+
+    /// Sends again, along a new path, what the old one lost too often.
+    pub(super) fn go_back_on_new_path(&mut self) {
+        self.recovering = true;
+        self.go_back();
     }
 
     /// Acts on timers that have run out.

@@ -3,11 +3,12 @@
 //! Owns the expected PSN, the MSN and the answers. `on_request` reads like the specification: each check is a step, its
 //! refusal the NAK. Never sends by itself. Sources: IBTA Vol 1 9.7.3 to 9.7.5, paraphrased.
 
+use super::Ident;
 use super::answers::{Answer, Answers, MAX_ANSWERS, ReadAnswer};
 use super::assembly::{Assembly, Refusal};
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
-use super::{Ident, Path};
+use super::path::Path;
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
 use crate::types::{Msn, Psn, PsnClass, RnrTimer};
@@ -336,7 +337,7 @@ fn write_answer(
     };
     let len = data.map_or(0, |(_, _, len)| len);
     let body = Body::Response(Response { op, payload: &[] });
-    let packet = Packet::new(path.dest_qpn, path.pkey, psn, body);
+    let packet = Packet { mig_req: path.mig_req, ..Packet::new(path.dest_qpn, path.pkey, psn, body) };
     let mrs = &*cx.mrs;
     let written = write_packet(room, &path.flow, &packet, len, |out| match data {
         Some((read, offset, len)) if len > 0 => mrs

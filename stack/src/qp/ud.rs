@@ -19,6 +19,16 @@ use crate::wire::{self, Body, Datagram, Flow, IpFields, Packet};
 /// Bytes before the payload of a received datagram.
 pub const GRH_LEN: usize = 40;
 
+/// What a QP writes into the headers of its datagrams.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DatagramHeader {
+    /// In place of a privileged one of a work request.
+    pub(crate) qkey: QKey,
+    /// Where the address handle names none.
+    pub(crate) pkey: PKey,
+    pub(crate) mig_req: bool,
+}
+
 /// The send side of a datagram QP.
 #[derive(Debug)]
 pub(crate) struct DatagramSender {
@@ -43,7 +53,7 @@ impl DatagramSender {
     pub(crate) fn poll_transmit(
         &mut self,
         id: &Ident,
-        qkey: QKey,
+        with: DatagramHeader,
         cx: &mut Cx<'_>,
         room: &mut TxRoom<'_>,
     ) -> Result<Option<TxBurst>, SendFailure> {
@@ -64,11 +74,12 @@ impl DatagramSender {
             Operation::SendImm(imm) => Some(imm),
             _ => None,
         };
-        let qkey = if destination.qkey.is_privileged() && !is_gsi(id) { qkey } else { destination.qkey };
+        let qkey = if destination.qkey.is_privileged() && !is_gsi(id) { with.qkey } else { destination.qkey };
         let datagram = Datagram { qkey, src_qp: id.qpn, imm, payload: &[] };
         let packet = Packet {
             solicited: wqe.head.flags.solicited,
-            ..Packet::new(destination.qpn, PKey::DEFAULT, self.psn, Body::Datagram(datagram))
+            mig_req: with.mig_req,
+            ..Packet::new(destination.qpn, ah.pkey.unwrap_or(with.pkey), self.psn, Body::Datagram(datagram))
         };
         let (queue, mrs) = (&self.queue, &*cx.mrs);
         let len = wqe.head.length as usize;

@@ -207,6 +207,37 @@ pub struct SrqInfo {
     pub limit: u32,
 }
 
+/// The UDP source port of a path. Switches spread flows by it (ECMP), so it decides which way packets take; peers answer to
+/// 4791 whatever it is. A device that can send from certain ports only (a UDP socket) maps what is wished onto those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
+pub enum SourcePort {
+    /// What Linux computes: 0xC000 and 14 bits of the flow label, or of both QPNs where that is 0, so that both directions
+    /// of a connection have one port. Datagrams: of the sending QPN, as rxe does.
+    #[default]
+    Formula,
+    /// This one, for requests and answers.
+    Fixed(u16),
+    /// A random one from 0xC000 to 0xFFFF, drawn when the path or address handle is made and kept for its life. Two
+    /// connections between the same pair of hosts then usually take different ways.
+    Random,
+    /// A random one as long as anything is in flight; another for the first request after all before it were
+    /// acknowledged. So no packet overtakes another by it, and a connection that pauses between messages sees many ways.
+    /// Answers to the peer's requests keep the first one. RC only: no other QP knows when nothing is in flight.
+    Rotating,
+}
+
+impl From<u16> for SourcePort {
+    fn from(port: u16) -> Self {
+        Self::Fixed(port)
+    }
+}
+
+impl From<Option<u16>> for SourcePort {
+    fn from(port: Option<u16>) -> Self {
+        port.map_or(Self::Formula, Self::Fixed)
+    }
+}
+
 /// The path of a connected QP or address handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressVector {
@@ -222,8 +253,11 @@ pub struct AddressVector {
     pub hop_limit: u8,
     /// Service level; its low three bits become the VLAN priority.
     pub service_level: u8,
-    /// UDP source port; `None` takes the formula over flow label and QPNs.
-    pub udp_source_port: Option<u16>,
+    /// UDP source port.
+    pub udp_source_port: SourcePort,
+    /// Address handles: position of the datagrams' partition key in the P_Key table; `None` takes that of the sending QP.
+    /// The path of a connected QP has none of its own: there [`QpAttr::pkey_index`] says it.
+    pub pkey_index: Option<u16>,
 }
 
 impl AddressVector {
@@ -237,7 +271,8 @@ impl AddressVector {
             flow_label: 0,
             hop_limit: 64,
             service_level: 0,
-            udp_source_port: None,
+            udp_source_port: SourcePort::Formula,
+            pkey_index: None,
         }
     }
 }
@@ -624,4 +659,8 @@ pub struct PortAttr {
     pub active_mtu: PathMtu,
     /// Link layer address, where there is one.
     pub mac: Option<MacAddr>,
+    /// Packets dropped for their partition key (`bad_pkey_cntr`).
+    pub bad_pkey_cntr: u32,
+    /// Datagrams dropped for their queue key (`qkey_viol_cntr`).
+    pub qkey_viol_cntr: u32,
 }

@@ -48,6 +48,14 @@ pub enum VerbsError {
         /// Entries.
         len: usize,
     },
+    /// The P_Key index is outside the table.
+    #[error("P_Key index {index} is outside a table of {len}")]
+    InvalidPKeyIndex {
+        /// Asked for.
+        index: usize,
+        /// Entries.
+        len: usize,
+    },
     /// A multicast call with an address that is not multicast, or a QP that is not UD.
     #[error("not a multicast GID on a UD QP")]
     NotMulticast,

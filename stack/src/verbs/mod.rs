@@ -6,6 +6,7 @@
 mod attr;
 mod error;
 mod event;
+mod options;
 mod state;
 mod wc;
 mod wr;
@@ -13,10 +14,11 @@ mod wr;
 pub use attr::{
     AccessFlags, AddressVector, AhAttr, AltPath, DeviceAttr, GidEntry, GidType, InitAttr, MemoryRegion, MemoryWindow,
     MwType, PathMigState, PortAttr, QpAttr, QpCapabilities, QpInfo, QpInit, QpTransition, QpType, QueueSnapshot,
-    RtrAttr, RtsAttr, SrqInfo, SrqInit,
+    RtrAttr, RtsAttr, SourcePort, SrqInfo, SrqInit,
 };
 pub use error::{ModifyError, PostError, PostListError, VerbsError};
 pub use event::AsyncEvent;
+pub use options::{MAX_READ_BYTES, QpOptions, SourceCheck, SourcePortCheck};
 pub use state::{Attr, AttrSet, QpState, check_transition, transition_rule};
 pub use wc::{ErrorDetail, FailureKind, WcData, WcOpcode, WcStatus, WorkCompletion};
 pub use wr::{
@@ -214,6 +216,22 @@ pub trait Verbs {
     /// # Errors
     /// [`VerbsError::InvalidHandle`].
     fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError>;
+    /// Sets the options of a QP, in any state.
+    ///
+    /// # Errors
+    /// [`VerbsError::InvalidHandle`]; [`VerbsError::Unsupported`] from a device that knows none (the default).
+    fn set_qp_options(&mut self, qp: QpHandle, options: QpOptions) -> Result<(), VerbsError> {
+        let _ = (qp, options);
+        Err(VerbsError::Unsupported("options of a QP"))
+    }
+    /// The options of a QP.
+    ///
+    /// # Errors
+    /// As [`Verbs::set_qp_options`].
+    fn qp_options(&self, qp: QpHandle) -> Result<QpOptions, VerbsError> {
+        let _ = qp;
+        Err(VerbsError::Unsupported("options of a QP"))
+    }
     /// Destroys a QP. Work requests outstanding complete no more.
     ///
     /// # Errors

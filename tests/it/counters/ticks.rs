@@ -5,10 +5,10 @@
 use uroce::burst::{IdRule, Medium, RxBurst, RxIds, TxRoom};
 use uroce::counters::Counters;
 use uroce::time::Duration;
-use uroce::types::{Gid, PathMtu, QKey};
+use uroce::types::{AckTimeout, Gid, PathMtu, QKey};
 use uroce::verbs::{
-    AccessFlags, AddressVector, Operation, Payload, QpTransition, QpType, RecvWr, Remote, SendFlags, SendWr, Sge,
-    UdDestination, Verbs,
+    AccessFlags, AddressVector, AltPath, AsyncEvent, Operation, PathMigState, Payload, QpAttr, QpOptions, QpState,
+    QpTransition, QpType, RecvWr, Remote, SendFlags, SendWr, Sge, SourcePortCheck, UdDestination, Verbs,
 };
 use uroce::wire::{Body, IpFields, ResponseOp};
 use uroce_tests::pair::{Fate, Options, Pair, QKEY, Side};
@@ -404,6 +404,35 @@ fn packets_that_a_qp_does_not_take() {
     let b =
         [("drop_qp_state", 1), ("drop_wrong_transport", 1), ("drop_pkey_mismatch", 1), ("drop_address_mismatch", 1)];
     assert_eq!(of_b(&mut p), b);
+}
+
+#[test]
+fn packets_along_a_wrong_path() {
+    let mut p = pair(Options::default());
+    let options = |mig_req, source_port_check| QpOptions { mig_req, source_port_check, ..QpOptions::default() };
+    // From another port than the one that B is pinned to.
+    p.b.endpoint.set_qp_options(p.b.qp, options(None, SourcePortCheck::Only(1))).unwrap();
+    Raw::new(&mut p, Side::B, 0x04, 100, &[]).arrives(&mut p, Side::B);
+    p.b.endpoint.set_qp_options(p.b.qp, options(None, SourcePortCheck::Any)).unwrap();
+    // B is armed by a packet without the bit, and then asked to migrate along the path that it is on.
+    let elsewhere = AddressVector::new(Gid::from("10.0.0.3".parse::<std::net::IpAddr>().unwrap()), 0);
+    let rearm = QpAttr {
+        alt_path: Some(AltPath::new(elsewhere, AckTimeout::DEFAULT)),
+        path_mig_state: Some(PathMigState::Rearm),
+        ..QpAttr::to_state(QpState::Rts)
+    };
+    p.b.endpoint.modify_qp(p.b.qp, rearm).unwrap();
+    p.b.recv(1, 0, 8);
+    let there = p.b.remote(0);
+    for mig_req in [false, true] {
+        p.a.endpoint.set_qp_options(p.a.qp, options(Some(mig_req), SourcePortCheck::Any)).unwrap();
+        p.a.send(1, Operation::Write(there), 0, 8);
+        p.settle();
+    }
+    let b =
+        [("rdma_recvs", 1), ("rx_write_requests", 1), ("drop_source_port_mismatch", 1), ("drop_migration_refused", 1)];
+    assert_eq!(of_b(&mut p), b);
+    assert_eq!(p.b.endpoint.poll_event(), Some(AsyncEvent::PathMigrationFailed(p.b.qp)));
 }
 
 #[test]
