@@ -32,6 +32,13 @@ impl Cq {
         Self { engine, caller: Some(caller), armed: None, failed: false, users: 0 }
     }
 
+    /// Entries, and completions that wait to be polled.
+    #[must_use]
+    pub fn fill(&self) -> (usize, usize) {
+        let depth = self.engine.buffer().capacity();
+        (depth, depth - self.engine.slots())
+    }
+
     /// QPs that complete here.
     #[must_use]
     pub const fn users(&self) -> u32 {

@@ -38,3 +38,6 @@ pub mod sim;
 
 // 6 drivers over a driver
 pub mod host;
+
+// 7 windows into a driver
+pub mod inspect;

@@ -101,6 +101,21 @@ impl MrTable {
         Self { slab: Slab::new(MAX_MRS), by_tag: NumberMap::new(hash_key), rng, policy }
     }
 
+    /// The region in `slot`, and whether its remote key is valid: for lists of all regions.
+    #[must_use]
+    pub fn at(&self, slot: u32) -> Option<(MemoryRegion, PdHandle, bool)> {
+        let handle = self.slab.handle_at(slot)?;
+        let mr = self.slab.get(handle)?;
+        let (lkey, rkey) = (Lkey::new(mr.key), Rkey::new(mr.key));
+        Some((MemoryRegion { handle, lkey, rkey, iova: mr.iova, len: mr.region.len() as u64 }, mr.pd, mr.remote_valid))
+    }
+
+    /// Slots in use or used before: the end of a list of all regions.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slab.slots()
+    }
+
     /// Regions registered.
     #[must_use]
     pub fn len(&self) -> usize {

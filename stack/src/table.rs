@@ -94,6 +94,12 @@ impl<T, V> Slab<T, V> {
         self.len() == 0
     }
 
+    /// Slots in use or used before: every handle's slot is below.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Stores a value; `None` when the limit is reached.
     pub fn insert(&mut self, value: V) -> Option<Handle<T>> {
         self.insert_with(|_| value)

@@ -6,12 +6,14 @@
 
 mod config;
 mod peer_ids;
+mod report;
 mod timers;
 mod verbs;
 
 use std::collections::VecDeque;
 
 pub use config::EndpointConfig;
+pub use report::{CqReport, DeviceReport, MrReport, Page, QpReport, SrqReport};
 
 use crate::burst::{IcrcMode, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::counters::{Counters, DropReason};

@@ -122,6 +122,12 @@ impl Handle {
         self.shared.control(f)
     }
 
+    /// Lets `f` look at the engine, at a moment when nobody drives it if there is one soon. `f` should take little time,
+    /// as nobody drives meanwhile.
+    pub fn look<R>(&self, f: impl FnOnce(&HostEngine) -> R) -> R {
+        self.shared.look(f)
+    }
+
     /// Waits until `cq` holds a completion (`true`) or `timeout` passes (`None`: for ever). Drives meanwhile, and
     /// sleeps when nothing is due.
     ///

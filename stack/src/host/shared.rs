@@ -18,13 +18,18 @@ use crate::engine::{Engine, MonotonicClock};
 use crate::qp::Poster;
 use crate::ring::Consumer;
 use crate::srq::RecvProducer;
-use crate::time::{Clock as _, Instant};
+use crate::time::{Clock as _, Duration, Instant};
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, SrqHandle, Verbs as _, WorkCompletion, kind};
 
 /// QPs that may have rung and wait for a driver; whoever rings one more waits for the engine's lock instead.
 const DOORBELLS: usize = 1024;
 /// Events that wait for a program; a program that lets so many wait reads none.
 const EVENTS_MAX: usize = 4096;
+
+/// How long who only looks tries not to be in the way.
+const LOOK_FOR: Duration = Duration::from_millis(10);
+/// How often it tries meanwhile.
+const LOOKS: u32 = 100;
 
 /// An engine over any device.
 pub type HostEngine = Engine<Box<dyn Device>>;
@@ -162,6 +167,27 @@ impl Shared {
         drop(engine);
         self.serve_doorbells();
         answer
+    }
+
+    /// Lets `f` look at the engine. Tries the lock for [`LOOK_FOR`] first: who only looks makes nobody wait as long as
+    /// there is another moment. Then waits, as a control verb does.
+    pub(super) fn look<R>(&self, f: impl FnOnce(&HostEngine) -> R) -> R {
+        let pause = LOOK_FOR / LOOKS;
+        for _ in 0..LOOKS {
+            let engine = match self.engine.try_lock() {
+                Ok(engine) => engine,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    std::thread::sleep(pause);
+                    continue;
+                }
+            };
+            let answer = f(&engine);
+            drop(engine);
+            self.serve_doorbells();
+            return answer;
+        }
+        self.inspect(|engine| f(engine))
     }
 
     /// Who rang while we held the lock relies on us.

@@ -13,6 +13,7 @@ mod migrate;
 mod modify;
 mod path;
 mod post;
+mod progress;
 mod requester;
 mod responder;
 mod send_queue;
@@ -26,6 +27,7 @@ pub use cx::{Ah, AhTable, Cx};
 pub use modify::{ModifyLimits, QpFields};
 pub(crate) use path::{flow_for, random_port};
 pub use post::{MAX_MESSAGE, Poster, QpShared, SendProducer, post_recv_to};
+pub use progress::{Behind, Progress, Waiting};
 pub use requester::{MAX_READ_PSNS, MAX_UNACKED};
 pub use ud::GRH_LEN;
 
@@ -311,6 +313,15 @@ impl Qp {
             caps: self.caps,
             queues,
             last_error: self.last_error,
+        }
+    }
+
+    /// What the send side waits for.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        match &self.sender {
+            Sender::Connected(r) => r.progress(),
+            Sender::Datagram(d) => Progress::of_datagrams(d.queue.outstanding()),
         }
     }
 

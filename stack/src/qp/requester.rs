@@ -10,6 +10,7 @@ use super::Ident;
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
 use super::path::Path;
+use super::progress::{Behind, Progress, Waiting};
 use super::send_queue::{SendQueue, Wqe};
 use crate::burst::{TxBurst, TxRoom};
 use crate::time::Instant;
@@ -154,6 +155,40 @@ impl Requester {
     /// Next PSN to send and oldest unacknowledged one.
     pub(crate) fn psns(&self) -> (Psn, Psn) {
         (self.cursor_psn, self.una)
+    }
+
+    /// What it waits for.
+    pub(super) fn progress(&self) -> Progress {
+        let window = self.queue.window();
+        let all_begun = self.cursor == window.len();
+        let unsent = self.queue.outstanding() > self.cursor;
+        let behind = match window.get(self.cursor) {
+            Some(wqe) if !self.may_begin(wqe) => {
+                let full = self.reads.len() >= self.attr.max_rd_atomic.into();
+                Some(if full && wqe.head.operation.is_read_or_atomic() { Behind::ReadDepth } else { Behind::Fence })
+            }
+            _ if all_begun && unsent && self.draining => Some(Behind::Drain),
+            _ if unsent && self.cursor_psn.distance_from(self.una).unsigned_abs() + 1 > MAX_UNACKED => {
+                Some(Behind::Window)
+            }
+            _ => None,
+        };
+        let reads = window.front().is_some_and(|w| w.head.operation.is_read_or_atomic());
+        let waiting = match (self.rnr_deadline.is_some(), self.cursor_psn != self.una) {
+            (true, _) => Waiting::RnrTimer,
+            (false, true) if reads => Waiting::Response,
+            (false, true) => Waiting::Ack,
+            (false, false) if unsent => Waiting::Turn,
+            (false, false) => Waiting::Nothing,
+        };
+        Progress {
+            waiting,
+            behind,
+            since: Some(self.waiting_since).filter(|at| *at != Instant::ZERO),
+            in_flight: window.len(),
+            retries_used: self.retries_used,
+            rnr_retries_used: self.rnr_used,
+        }
     }
 
     /// When it wants to be called though nothing arrives.
