@@ -48,10 +48,10 @@ pub fn find() -> Vec<PathBuf> {
 pub fn find_in(dirs: &[PathBuf]) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for dir in dirs.iter().filter(|dir| place::is_private(dir)) {
-        for path in place::sockets(&dir) {
+        for path in place::sockets(dir) {
             place::remove_if_left_over(&path);
         }
-        all.extend(place::sockets(&dir));
+        all.extend(place::sockets(dir));
     }
     all.dedup();
     all
