@@ -10,6 +10,7 @@
 //! | [`agent`] | all communications of an adapter, sans-IO: MADs and commands in, MADs and events out |
 //! | [`gsi`] | MADs over QP1 |
 //! | [`id`] | the front that programs use: addresses and ports, the calls and events of rdma_cm |
+//! | [`policy`] | who may connect, how often, and what is written down |
 //! | [`matcher`] | which packet carries which message, for fault rules |
 //!
 //! A program that connects to itself; with two programs each has one half of the `match`:
@@ -67,10 +68,12 @@ pub mod comm;
 pub mod gsi;
 pub mod id;
 pub mod matcher;
+pub mod policy;
 mod retry;
 pub mod wire;
 
 pub use agent::{Agent, CmEvent, Config};
 pub use comm::{CommId, ListenerId};
 pub use id::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, ReadyQp, UdPeer};
+pub use policy::{Policy, PolicyConfig};
 pub use retry::RetryPolicy;

@@ -117,6 +117,11 @@ impl Retransmission {
         (until > now).then_some(until)
     }
 
+    /// How often it was sent, and since when.
+    pub(crate) const fn spent(&self, now: Instant) -> (u32, Duration) {
+        (self.tries, now.saturating_since(self.first_sent))
+    }
+
     /// Whether the peer has asked for time.
     pub(crate) const fn is_extended(&self) -> bool {
         self.mra_limit.is_some()

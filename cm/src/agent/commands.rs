@@ -24,6 +24,7 @@ impl Agent {
         filter: AddressFilter,
         backlog: usize,
     ) -> Result<ListenerId, CmError> {
+        let backlog = backlog.min(self.config.limits.backlog);
         if self.tables.listeners_of(service_id).any(|(_, l)| l.filter.overlaps(filter)) {
             return Err(CmError::AddressInUse(service_id));
         }
@@ -211,6 +212,7 @@ impl Agent {
         let bytes = mad.emit();
         self.send_bytes(to, mad.message.kind(), bytes);
         self.tables.set_state(handle, State::Established { rtu: Some(Box::new(bytes)) }, None);
+        self.audit_comm(crate::policy::AuditEvent::Established, handle, None);
         Ok(())
     }
 
@@ -254,6 +256,7 @@ impl Agent {
             private_data,
         };
         let (to, transaction) = (address_of(comm), comm.transaction);
+        self.audit_comm(crate::policy::AuditEvent::Refused, handle, Some(reason));
         self.send(to, transaction, rej);
         self.tables.remove(handle);
         Ok(())

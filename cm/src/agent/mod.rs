@@ -5,12 +5,13 @@
 //!
 //! The file for each side: `commands` (what the consumer says), `receive` (what the peer says: the way in; `request`,
 //! `reply` and `ending` by message), `sidr` (service resolution, both sides), `timers` (what time says), `tables` (who is
-//! found by what), `gate` (who is asked before anything else).
+//! found by what), `gate` (who is asked before anything else), `policing` (what the policy says).
 
 mod commands;
 mod ending;
 mod gate;
 mod lap;
+mod policing;
 mod receive;
 mod reply;
 mod request;
@@ -25,6 +26,7 @@ use uroce::rng::Rng;
 use uroce::time::Instant;
 
 pub use gate::{Admission, Arrival, Gate, Notice, Outcome};
+pub use policing::REFUSED_BY_POLICY;
 pub use types::{
     AcceptParams, AddressFilter, CmCounters, CmError, CmEvent, Config, ConnectParams, ConnectRequest, DisconnectCause,
     Limits, MadAddress, OutgoingMad, Overflow, Rejection, Reply, ResolveParams, ServiceAnswer, ServiceReply,
@@ -37,6 +39,7 @@ use crate::wire::{
     Ari, CaGuid, CommunicationId, MAD_LEN, Mad, MadKind, Message, PrivateData, Rej, RejReason, RejectedMessage,
     TransactionId,
 };
+use policing::Policing;
 use sidr::Exchanges;
 use tables::Tables;
 
@@ -60,6 +63,7 @@ pub struct Agent {
     tables: Tables,
     sidr: Exchanges,
     gate: Option<Box<dyn Gate>>,
+    policing: Option<Policing>,
     outgoing: VecDeque<OutgoingMad>,
     events: VecDeque<CmEvent>,
     counters: CmCounters,
@@ -78,6 +82,7 @@ impl Agent {
             tables: Tables::new(config.limits, &mut rng),
             sidr: Exchanges::new(config.limits.services, &mut rng),
             gate: None,
+            policing: None,
             rng,
             outgoing: VecDeque::new(),
             events: VecDeque::new(),
@@ -159,12 +164,14 @@ impl Agent {
     /// When [`Agent::handle_timeout`] wants to be called. It may lie in the past: then at once.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.tables.next_due().into_iter().chain(self.sidr.next_due()).min()
+        let policy = self.policy().and_then(crate::policy::Policy::poll_timeout);
+        self.tables.next_due().into_iter().chain(self.sidr.next_due()).chain(policy).min()
     }
 
     /// An event that follows from a communication that the consumer knows; their number is bounded by that of
     /// communications, and [`Agent::has_room`] keeps peers from adding to it.
     fn emit(&mut self, event: CmEvent) {
+        self.audit_event(&event);
         self.events.push_back(event);
     }
 

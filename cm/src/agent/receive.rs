@@ -41,7 +41,10 @@ impl Agent {
     pub fn handle_mad(&mut self, now: Instant, from: MadAddress, mad: &[u8]) {
         let parsed = Mad::parse(mad);
         let arrival = Arrival { from, mad: parsed.as_ref().map_err(|e| *e) };
-        let admission = self.gate.as_mut().map_or(Admission::Take, |gate| gate.admit(now, &arrival));
+        let admission = match self.gate.as_mut().map_or(Admission::Take, |gate| gate.admit(now, &arrival)) {
+            Admission::Take => self.police(now, &arrival),
+            refused => refused,
+        };
         let Ok(mad) = parsed else {
             self.counters.malformed += 1;
             return;
@@ -81,6 +84,7 @@ impl Agent {
 
     /// Tells the gate what became of a MAD.
     pub(super) fn note(&mut self, cx: &Arrived<'_>, outcome: Outcome) {
+        self.audit_outcome(cx, outcome);
         if let Some(gate) = self.gate.as_mut() {
             gate.notice(cx.now, &Notice::of(cx.from, cx.mad, outcome));
         }

@@ -24,7 +24,6 @@ impl Agent {
         if let Err(refused) = checked {
             let (reason, ari) = (refused.reason, refused.ari);
             self.refuse_rep(cx, rep, &refused);
-            self.tables.remove(handle);
             self.emit(CmEvent::Rejected(Box::new(Rejection {
                 comm: handle,
                 message: RejectedMessage::Rep,
@@ -33,6 +32,7 @@ impl Agent {
                 private_data: PrivateData::EMPTY,
                 timewait: false,
             })));
+            self.tables.remove(handle);
             return;
         }
         self.take_rep(handle, rep);

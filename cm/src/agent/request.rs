@@ -100,7 +100,6 @@ impl Agent {
                 }
                 // Our QP is not part of it yet: the old request is over, and the new one takes its place.
                 State::ReqRcvd { .. } => {
-                    self.tables.remove(old);
                     self.emit(CmEvent::Rejected(Box::new(Rejection {
                         comm: old,
                         message: RejectedMessage::Req,
@@ -109,6 +108,7 @@ impl Agent {
                         private_data: PrivateData::EMPTY,
                         timewait: false,
                     })));
+                    self.tables.remove(old);
                     return Ok(());
                 }
                 _ => {}
@@ -145,6 +145,9 @@ impl Agent {
 
     /// Takes a REQ in and tells the consumer, if there is room.
     fn take_req(&mut self, cx: &Arrived<'_>, (req, listener, ip): (&Req, ListenerId, Option<IpHeader>)) {
+        if self.tables.listeners.get(listener).is_some_and(|l| l.pending < l.backlog) {
+            self.make_room();
+        }
         let full = if !self.has_room() {
             Some(RejReason::NoResources)
         } else if self.tables.listeners.get(listener).is_none_or(|l| l.pending >= l.backlog) {
@@ -165,6 +168,7 @@ impl Agent {
         let (path, retry_count, rnr_retry) = (comm.path, comm.retry_count, comm.rnr_retry);
         let (responder_resources, initiator_depth) = (comm.responder_resources, comm.initiator_depth);
         let Some(handle) = self.tables.insert(comm) else { return };
+        self.note_half_open(handle);
         self.emit(CmEvent::ConnectRequest(Box::new(ConnectRequest {
             comm: handle,
             listener,

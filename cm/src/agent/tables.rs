@@ -91,6 +91,10 @@ impl Tables {
         }
     }
 
+    pub(super) const fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
     pub(super) const fn half_open(&self) -> usize {
         self.half_open
     }

@@ -14,6 +14,9 @@ const TIMERS_PER_CALL: usize = 256;
 impl Agent {
     /// Handles the timers that are due, at most 256 of them.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if let Some(policy) = self.policy_mut() {
+            policy.handle_timeout(now);
+        }
         for _ in 0..TIMERS_PER_CALL {
             if let Some(id) = self.sidr.due_by(now) {
                 self.on_service_due(now, id);
@@ -63,7 +66,7 @@ impl Agent {
     }
 
     /// Nobody answered.
-    fn give_up(&mut self, now: Instant, handle: CommId, kind: MadKind, spent: (u32, uroce::time::Duration)) {
+    pub(super) fn give_up(&mut self, now: Instant, handle: CommId, kind: MadKind, spent: (u32, uroce::time::Duration)) {
         let (tries, elapsed) = spent;
         if kind == MadKind::Dreq {
             let cause = DisconnectCause::NoAnswer { tries, elapsed };
@@ -71,10 +74,10 @@ impl Agent {
             self.enter_timewait(now, handle);
             return;
         }
+        self.emit(CmEvent::Unreachable { comm: handle, message: kind, tries, elapsed });
         let Some(comm) = self.tables.remove(handle) else { return };
         let refused = if kind == MadKind::Rep { RejectedMessage::Rep } else { RejectedMessage::Other };
         let rej = self.gave_up(&comm, refused);
         self.send(address_of(&comm), comm.transaction, rej);
-        self.emit(CmEvent::Unreachable { comm: handle, message: kind, tries, elapsed });
     }
 }

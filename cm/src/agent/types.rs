@@ -52,6 +52,8 @@ pub struct Limits {
     pub timewait: usize,
     /// Listeners.
     pub listeners: usize,
+    /// REQs of one listener that its consumer has not answered, whatever backlog it asked for.
+    pub backlog: usize,
     /// Service resolutions: so many of ours, and so many of peers (answers that are kept included).
     pub services: usize,
     /// MADs that wait to be sent; beyond, they are dropped and their timers send them again.
@@ -67,6 +69,7 @@ impl Default for Limits {
             half_open: 4096,
             timewait: 65_536,
             listeners: 4096,
+            backlog: 65_536,
             services: 4096,
             outgoing: 8192,
             events: 16_384,

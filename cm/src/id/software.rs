@@ -16,6 +16,7 @@ use super::types::{ConnParam, EventKind, IdError, IdEvent, IdHandle, IdOptions, 
 use crate::agent::{AcceptParams, AddressFilter, Agent, CmError, Config, ConnectParams};
 use crate::comm::{CommId, CommState, ConnectionTerms, ListenerId, Path, SidrId};
 use crate::gsi::{Gsi, GsiConfig, GsiError};
+use crate::policy::Policy;
 use crate::wire::{IpHeader, PortSpace, RejReason, ServiceId, TransportService};
 
 /// User data of a REQ: 92 bytes less the IP header.
@@ -154,6 +155,11 @@ impl Cm {
     #[must_use]
     pub const fn agent(&self) -> &Agent {
         &self.agent
+    }
+
+    /// Sets the policy of the agent; see [`Agent::set_policy`].
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.agent.set_policy(policy);
     }
 
     /// QP1, for its counters and its CQ.
