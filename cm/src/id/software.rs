@@ -574,6 +574,11 @@ impl RdmaCm for Cm {
                 }
             }
             AsyncEvent::GidChange => self.gsi.refresh_gids(verbs),
+            AsyncEvent::Probing(source) => {
+                if let Some(policy) = self.agent.policy_mut() {
+                    policy.probing(*source);
+                }
+            }
             _ => {}
         }
     }

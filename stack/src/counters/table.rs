@@ -159,6 +159,8 @@ counters {
         "A congestion notification arrived for the QP; nothing slows down.", "counters::ticks::marks_and_notifications";
     link_downed: Port, Some("link_downed"), None,
         "The driver said that the device failed.", "counters::ticks::a_device_that_fails_takes_the_link_down";
+    probe_alarms: Port, None, None,
+        "A source tried so many numbers or keys within ten seconds that it guesses: once in that time.", "counters::ticks::numbers_that_are_guessed";
 }
 drops {
     Malformed: Port, "drop_malformed", None,

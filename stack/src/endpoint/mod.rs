@@ -6,13 +6,16 @@
 
 mod config;
 mod peer_ids;
+mod probes;
 mod report;
 mod timers;
 mod verbs;
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
 
 pub use config::EndpointConfig;
+pub use probes::{PROBE_SOURCES, PROBE_WINDOW, ProbeSource};
 pub use report::{CqReport, DeviceReport, MrReport, Page, QpReport, SrqReport};
 
 use crate::burst::{IcrcMode, Medium, RxBurst, RxIds, TxBurst, TxRoom};
@@ -30,6 +33,7 @@ use crate::verbs::kind;
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
 use crate::wire::{self, IpFields, Packet, ParseError};
 use peer_ids::PeerIds;
+use probes::{Probe, Probes};
 use timers::Timers;
 
 /// Multicast memberships of an endpoint at most.
@@ -84,6 +88,7 @@ pub struct Endpoint {
     /// Packets and bytes, what belonged to no QP, and what QPs that are gone counted.
     counters: Counters,
     peer_ids: PeerIds,
+    probes: Probes,
     link_is_up: bool,
     /// CQs that overran in the call that is being made; empty between calls.
     overruns: Vec<CqHandle>,
@@ -119,6 +124,7 @@ impl Endpoint {
             events: EventQueue::default(),
             counters: Counters::default(),
             peer_ids: PeerIds::new(rng.next_u64()),
+            probes: Probes::new(rng.next_u64()),
             link_is_up: true,
             overruns: Vec::new(),
             config,
@@ -140,6 +146,13 @@ impl Endpoint {
             sum.add_qp(&slot.counters);
         }
         sum
+    }
+
+    /// Sources that lately sent to QPs that do not exist or talk to somebody else, or with wrong keys; the busiest first, at
+    /// most [`PROBE_SOURCES`].
+    #[must_use]
+    pub fn probing_sources(&self) -> Vec<ProbeSource> {
+        self.probes.busiest()
     }
 
     /// Counters of one QP, from its creation on.
@@ -209,6 +222,14 @@ impl Endpoint {
             self.deliver(handle, &packet, &arrival);
         } else {
             self.counters.count_drop(DropReason::UnknownQp);
+            self.note_probe(arrival.flow.src, Probe::Number(packet.dest_qp));
+        }
+    }
+
+    fn note_probe(&mut self, source: IpAddr, probe: Probe) {
+        if self.probes.note(self.now, source, probe) {
+            self.counters.probe_alarms += 1;
+            self.events.push(AsyncEvent::Probing(Gid::from(source)));
         }
     }
 
@@ -260,14 +281,20 @@ impl Endpoint {
     }
 
     fn deliver(&mut self, handle: QpHandle, packet: &Packet<'_>, arrival: &Arrival<'_>) {
-        self.with_qp(handle, |qp, cx| {
+        let probe = self.with_qp(handle, |qp, cx| {
+            let refused = cx.counters.sent_access_err;
             cx.counters.rcvd_pkts += 1;
             cx.counters.rcvd_bytes += arrival.segment as u64;
             cx.counters.np_ecn_marked_roce_packets += u64::from(arrival.marked);
             if let Err(reason) = qp.handle_packet(packet, arrival, cx) {
                 cx.counters.count_drop(reason);
+                return (reason == DropReason::AddressMismatch).then_some(Probe::Number(packet.dest_qp));
             }
+            (cx.counters.sent_access_err != refused).then_some(Probe::Key)
         });
+        if let Some(probe) = probe.flatten() {
+            self.note_probe(arrival.flow.src, probe);
+        }
         self.wake(handle);
     }
 

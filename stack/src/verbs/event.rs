@@ -1,6 +1,7 @@
 //! Asynchronous events.
 
 use super::{CqHandle, QpHandle, SrqHandle};
+use crate::types::Gid;
 
 /// Something that happened outside any work request. At most a fixed number wait; older ones are kept, newer ones of
 /// the same kind and object are merged.
@@ -30,6 +31,9 @@ pub enum AsyncEvent {
     SrqLimitReached(SrqHandle),
     /// An SRQ failed.
     SrqError(SrqHandle),
+    /// A source sends to many QPs that do not exist or talk to somebody else, or with many wrong keys: it guesses, or has
+    /// not noticed that we started anew.
+    Probing(Gid),
     /// The port came up.
     PortActive,
     /// The port went down.

@@ -387,6 +387,24 @@ fn packets_for_nobody() {
 }
 
 #[test]
+fn numbers_that_are_guessed() {
+    let mut p = pair(Options::default());
+    let own = p.b.qpn.get();
+    for n in 0..200 {
+        let mut guess = Raw::new(&mut p, Side::B, 0x11, 0, &ACK);
+        guess.qpn = own ^ (n + 1);
+        guess.arrives(&mut p, Side::B);
+    }
+    let from = uroce::types::Gid::from(p.flow_from(Side::A).src);
+    assert_eq!(p.b.endpoint.poll_event(), Some(uroce::verbs::AsyncEvent::Probing(from)));
+    let busiest = p.b.endpoint.probing_sources();
+    assert_eq!((busiest.len(), busiest[0].source, busiest[0].strays, busiest[0].alarmed), (1, from, 200, true));
+    let got: Ticks = all(&mut p, Side::B).rows().filter(|(_, n)| *n > 0).map(|(row, n)| (row.name, n)).collect();
+    let wanted = [("rcvd_pkts", 200), ("rcvd_bytes", 4000), ("probe_alarms", 1), ("drop_unknown_qp", 200)];
+    assert_eq!(got, wanted);
+}
+
+#[test]
 fn packets_that_a_qp_does_not_take() {
     let mut p = pair(Options::default());
     // UC SEND Only to an RC QP.
