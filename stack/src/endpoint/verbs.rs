@@ -111,7 +111,8 @@ impl Verbs for Endpoint {
     }
 
     fn query_port(&self) -> PortAttr {
-        let violations = |reason| u32::try_from(self.counters.dropped(reason)).unwrap_or(u32::MAX);
+        let counters = self.counters();
+        let violations = |reason| u32::try_from(counters.dropped(reason)).unwrap_or(u32::MAX);
         PortAttr {
             active: self.link_is_up,
             max_mtu: PathMtu::B4096,
