@@ -9,16 +9,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uroce::device::Verdict;
-use uroce::endpoint::EndpointConfig;
+use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::raw::Region;
 use uroce::rng::Rng;
 use uroce::sim::{NodeId, World};
 use uroce::time::Duration;
-use uroce::types::{Gid, PathMtu, Qpn};
+use uroce::types::{Gid, PathMtu, Qpn, Rkey};
 use uroce::verbs::{
-    AccessFlags, AddressVector, CqHandle, FailureKind, InitAttr, MemoryRegion, Operation, Payload, PdHandle, PostError,
-    QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendWr,
-    Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    AccessFlags, AddressVector, CqHandle, FailureKind, FastRegister, InitAttr, MemoryRegion, MwBind, MwType, Operation,
+    Payload, PdHandle, PostError, QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr,
+    Remote, RtrAttr, RtsAttr, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
 };
 
 use crate::sim_plan::{INLINE, Kind, Plan, Receive, SGES, Scenario, Work, gather, scatter, word};
@@ -233,10 +233,8 @@ impl Exchange {
         for work in &mut works {
             match &mut work.kind {
                 Kind::Send(WcData::Invalidated(rkey)) => {
-                    let region = Region::alloc(64).unwrap();
-                    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
                     let endpoint = self.world.endpoint(peer.node);
-                    *rkey = endpoint.register(peer.pd, &region, access, None).unwrap().rkey;
+                    *rkey = key_to_take_away(endpoint, peer.pd, peer.qp, self.rng.chance(0.5));
                 }
                 Kind::CompareSwap { compare, .. } => {
                     let now = word(&target[work.place..work.place + 8]);
@@ -540,4 +538,21 @@ fn same(what: &str, got: &[u8], expected: &[u8]) {
         panic!("{what} differs from the model at byte {at}, {wrong} bytes in all");
     }
     assert_eq!(got.len(), expected.len());
+}
+
+/// A key that a peer of `qp` can take away once: of a fast registration, or of a window that is bound on the QP.
+fn key_to_take_away(endpoint: &mut Endpoint, pd: PdHandle, qp: QpHandle, window: bool) -> Rkey {
+    let region = Region::alloc(64).unwrap();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::MW_BIND;
+    let mr = endpoint.alloc_fast_mr(pd, &region).unwrap();
+    let fast = FastRegister { mr: mr.handle, key: mr.rkey, offset: 0, length: 64, iova: 0x1000, access };
+    endpoint.memory_mut().fast_register(pd, &fast).unwrap();
+    if !window {
+        return mr.rkey;
+    }
+    let mw = endpoint.alloc_mw(pd, MwType::Two).unwrap();
+    let access = AccessFlags::REMOTE_WRITE;
+    let bind = MwBind { mw: mw.handle, rkey: mw.rkey, mr: Some(mr.handle), addr: 0x1000, length: 64, access };
+    endpoint.memory_mut().bind(pd, qp, &bind).unwrap();
+    mw.rkey
 }

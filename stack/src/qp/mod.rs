@@ -22,7 +22,7 @@ mod ud;
 
 use std::sync::Arc;
 
-pub use answers::{MAX_ANSWERS, MAX_RD_ATOMIC};
+pub use answers::{MAX_ANSWERS, MAX_FLUSHES, MAX_RD_ATOMIC};
 pub use cx::{Ah, AhTable, Cx};
 pub use modify::{ModifyLimits, QpFields};
 pub(crate) use path::{flow_for, random_port};
