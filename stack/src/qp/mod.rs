@@ -27,6 +27,8 @@ pub use cx::{Ah, AhTable, Cx};
 pub use modify::{ModifyLimits, QpFields};
 pub(crate) use path::{flow_for, random_port};
 pub use post::{MAX_MESSAGE, Poster, QpShared, SendProducer, post_recv_to};
+#[cfg(feature = "hw")]
+pub(crate) use post::{check_operation, check_sge_count};
 pub use progress::{Behind, Progress, Waiting};
 pub use requester::{MAX_READ_PSNS, MAX_UNACKED};
 pub use ud::GRH_LEN;

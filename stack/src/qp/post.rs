@@ -175,7 +175,7 @@ fn sum(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
-fn check_sge_count(sges: &[Sge], max: u32) -> Result<u8, PostError> {
+pub(crate) fn check_sge_count(sges: &[Sge], max: u32) -> Result<u8, PostError> {
     let (given, max) = (sges.len(), max as usize);
     u8::try_from(given).ok().filter(|_| given <= max).ok_or(PostError::TooManySges { given, max })
 }
@@ -185,7 +185,7 @@ fn takes_no_payload(op: &Operation) -> bool {
     op.is_local() || matches!(op, Operation::Flush { .. })
 }
 
-fn check_operation(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
+pub(crate) fn check_operation(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
     let fits = match wr.operation {
         Operation::Send | Operation::SendImm(_) => true,
         Operation::Write(_) | Operation::WriteImm(..) => !qp_type.is_datagram(),
