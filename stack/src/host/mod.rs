@@ -354,6 +354,10 @@ impl Verbs for Handle {
         self.shared.control(|e| e.endpoint_mut().modify_qp(qp, attr))
     }
 
+    fn modify_many(&mut self, list: &[(QpHandle, QpAttr)]) -> Vec<Result<(), VerbsError>> {
+        self.shared.control(|e| e.endpoint_mut().modify_many(list))
+    }
+
     fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError> {
         self.shared.inspect(|e| e.endpoint().query_qp(qp))
     }
