@@ -15,6 +15,7 @@ use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, Re
 
 use crate::exit::Failure;
 use crate::node::Handle;
+use crate::why;
 
 /// Longest sleep between two looks at the connection manager's timers and events.
 const SLICE: Duration = Duration::from_millis(20);
@@ -145,6 +146,13 @@ impl Connections {
         self.cm.peer_addr(id).unwrap_or_else(|| SocketAddr::new(IpAddr::from([0, 0, 0, 0]), 0))
     }
 
+    /// Our entry of the GID table that an id is on.
+    pub(crate) fn gid_index(&self, v: &Handle, id: IdHandle) -> u8 {
+        let own = self.cm.local_addr(id).map(|a| a.ip());
+        let entries = (0u8..=u8::MAX).zip(v.query_gids());
+        entries.into_iter().find(|(_, entry)| Some(entry.gid.ip()) == own).map_or(0, |(index, _)| index)
+    }
+
     /// Whether the peer has ended the connection. Also keeps the connection manager's timers running, so call it
     /// whenever there is nothing else to do.
     pub(crate) fn is_over(&mut self, v: &mut Handle, id: IdHandle) -> Result<bool, Failure> {
@@ -229,6 +237,12 @@ impl Connections {
         }
     }
 
+    /// Why a connection to `peer` did not come about.
+    pub(crate) fn explain(&self, peer: SocketAddr, event: &IdEvent) -> Failure {
+        let from = self.cm.local_addr(event.id).map(|a| a.ip());
+        Failure::Failed(why::connection(from, peer, event))
+    }
+
     /// Waits for an event of one kind; any other of this id is its failure.
     fn expect(&mut self, v: &mut Handle, id: IdHandle, peer: SocketAddr, kind: EventKind) -> Result<IdEvent, Failure> {
         loop {
@@ -238,28 +252,7 @@ impl Connections {
             if event.id != id {
                 continue;
             }
-            return if event.kind == kind { Ok(event) } else { Err(explain(peer, &event)) };
+            return if event.kind == kind { Ok(event) } else { Err(self.explain(peer, &event)) };
         }
     }
-}
-
-/// Why a connection did not come about.
-pub(crate) fn explain(peer: SocketAddr, event: &IdEvent) -> Failure {
-    let name = event.kind.name();
-    let tried =
-        event.attempt.map_or(String::new(), |a| format!(" after {} tries in {} ms", a.tries, a.elapsed.as_millis()));
-    Failure::Failed(match event.kind {
-        EventKind::AddrError => format!("{peer} cannot be reached from this device ({name}, status {})", event.status),
-        EventKind::Unreachable => {
-            format!("no answer from {peer}{tried} ({name}, status {}); is a RoCEv2 endpoint there?", event.status)
-        }
-        EventKind::Rejected => {
-            let reason = event.reason().map_or("unknown reason", |r| r.describe());
-            let text: Vec<u8> = event.param.private_data.iter().copied().take_while(|b| *b != 0).collect();
-            let text = String::from_utf8_lossy(&text);
-            let said = if text.is_empty() { String::new() } else { format!("; it says: {text}") };
-            format!("{peer} refused the connection: reason {} ({reason}){said}", event.status)
-        }
-        _ => format!("{peer}: {name}, status {}{tried}", event.status),
-    })
 }

@@ -17,6 +17,7 @@ mod progress;
 mod rdma;
 mod report;
 mod stats;
+mod why;
 mod wrap;
 
 use std::process::ExitCode;

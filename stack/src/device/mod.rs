@@ -13,6 +13,7 @@ pub mod netlink;
 pub mod pcap;
 #[cfg(feature = "pnet")]
 pub mod pnet;
+pub mod probe;
 pub(crate) mod sys;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -2,21 +2,21 @@
 //!
 //! Owns which of them stands where, and what an event does to it. What is done with a QP is the program's.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use uroce::verbs::QpHandle;
-use uroce_cm::id::IdOptions;
+use uroce_cm::id::{IdOptions, UdPeer};
 use uroce_cm::wire::PortSpace;
 use uroce_cm::{ConnParam, EventKind, IdEvent, IdHandle};
 
-use crate::conn::{Connections, explain};
+use crate::conn::Connections;
 use crate::exit::Failure;
 use crate::node::Handle;
 
-/// Longest sleep between two looks at everything that can happen.
-pub(super) const SLICE: Duration = Duration::from_millis(5);
+/// Longest sleep between two looks at connection management.
+const SLICE: Duration = Duration::from_millis(5);
 
 /// How long a process that failed goes on to tell its peers.
 const FAREWELL: Duration = Duration::from_millis(50);
@@ -45,6 +45,8 @@ const STAGES: usize = Stage::Over as usize + 1;
 pub(super) struct Member {
     pub(super) id: IdHandle,
     pub(super) stage: Stage,
+    /// Where datagrams go, once that is known.
+    pub(super) ud: Option<UdPeer>,
 }
 
 /// The connections of one process.
@@ -89,7 +91,7 @@ impl Crowd {
         let number = self.next;
         self.next += 1;
         self.by_id.insert(id, number);
-        self.members.insert(number, Member { id, stage });
+        self.members.insert(number, Member { id, stage, ud: None });
         self.tally(stage, 1);
         number
     }
@@ -162,6 +164,30 @@ impl Crowd {
         Ok(self.add(id, Stage::Connecting))
     }
 
+    /// Accepts a request for a datagram service: with that the server is done.
+    pub(super) fn accept_service(
+        &mut self,
+        v: &mut Handle,
+        id: IdHandle,
+        param: &ConnParam<'_>,
+    ) -> Result<usize, Failure> {
+        let number = self.accept(v, id, param)?;
+        self.move_to(number, Stage::Established)?;
+        Ok(number)
+    }
+
+    /// Joins a group with an id that is bound or whose address is resolved.
+    pub(super) fn join(
+        &mut self,
+        v: &mut Handle,
+        number: usize,
+        group: IpAddr,
+        send_only: bool,
+    ) -> Result<(), Failure> {
+        let id = self.member(number)?.id;
+        Ok(self.connections.front().join_multicast(v, id, group, send_only)?)
+    }
+
     /// Ends a connection, or agrees to its end.
     pub(super) fn disconnect(&mut self, v: &mut Handle, number: usize) -> Result<(), Failure> {
         let id = self.member(number)?.id;
@@ -170,7 +196,7 @@ impl Crowd {
 
     /// Destroys the id of a connection that is over. Its number is not given again.
     pub(super) fn forget(&mut self, v: &mut Handle, number: usize) -> Result<(), Failure> {
-        let Member { id, stage } = *self.member(number)?;
+        let Member { id, stage, .. } = *self.member(number)?;
         self.members.remove(&number);
         self.by_id.remove(&id);
         self.tally(stage, -1);
@@ -228,12 +254,13 @@ impl Crowd {
         let stage = match event.kind {
             EventKind::AddrResolved => Stage::AddrResolved,
             EventKind::RouteResolved => Stage::RouteResolved,
-            EventKind::Established => Stage::Established,
+            EventKind::Established | EventKind::MulticastJoin => Stage::Established,
             EventKind::Disconnected => Stage::Over,
             EventKind::TimewaitExit | EventKind::AddrChange => return Ok(false),
             _ => return Err(self.explained(number, event)),
         };
         let before = self.move_to(number, stage)?;
+        self.member_mut(number)?.ud = event.ud;
         if stage == Stage::Over {
             // The peer's wish is agreed to. If it was ours, there is nothing to do, and the refusal says so.
             let _ = self.disconnect(v, number);
@@ -247,7 +274,7 @@ impl Crowd {
     /// The failure of one of many names it.
     fn explained(&self, number: usize, event: &IdEvent) -> Failure {
         let peer = self.server.unwrap_or_else(|| self.connections.peer(event.id));
-        let failure = explain(peer, event);
+        let failure = self.connections.explain(peer, event);
         if self.members.len() < 2 {
             return failure;
         }

@@ -4,7 +4,10 @@
 
 mod connect;
 mod crowd;
+mod datagram;
+mod multicast;
 mod pattern;
+mod program;
 mod time;
 
 use core::net::{IpAddr, SocketAddr};
@@ -27,6 +30,10 @@ pub(crate) struct CmArgs {
 enum Program {
     /// Make connections, exchange messages on each and disconnect, as ucmatose
     Connect(connect::ConnectArgs),
+    /// Resolve datagram services and exchange datagrams, as udaddy
+    Datagram(datagram::DatagramArgs),
+    /// Join a multicast group, and send to it or receive from it, as mckey
+    Multicast(multicast::MulticastArgs),
     /// Time each step of making and ending connections, as cmtime
     Time(time::TimeArgs),
 }
@@ -35,6 +42,8 @@ enum Program {
 pub(crate) fn run(args: &CmArgs, out: &mut Output) -> Result<(), Failure> {
     match &args.program {
         Program::Connect(args) => connect::run(args, out),
+        Program::Datagram(args) => datagram::run(args, out),
+        Program::Multicast(args) => multicast::run(args, out),
         Program::Time(args) => time::run(args, out),
     }
 }
@@ -84,4 +93,19 @@ impl Ends {
     fn source(&self) -> Option<SocketAddr> {
         self.bind.map(|ip| SocketAddr::new(ip, 0))
     }
+}
+
+/// A number of 8 bits, decimal or with 0x.
+fn octet(text: &str) -> Result<u8, String> {
+    let parsed = text.strip_prefix("0x").map_or_else(|| text.parse(), |hex| u8::from_str_radix(hex, 16));
+    parsed.map_err(|_| "write 0 to 255, or 0x00 to 0xff".into())
+}
+
+/// Datagrams do not go beyond a packet.
+fn fits(v: &Handle, messages: u32, size: u32) -> Result<(), Failure> {
+    let most = v.query_port().active_mtu.bytes();
+    if messages == 0 || usize::try_from(size).is_ok_and(|size| size <= most) {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!("this device carries at most {most}, not a datagram of {size}; try a smaller -S")))
 }

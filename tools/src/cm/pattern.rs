@@ -16,6 +16,11 @@ pub(super) fn first_wrong(bytes: &[u8]) -> Option<usize> {
     bytes.windows(2).position(|pair| pair[1] != pair[0].wrapping_add(STEP)).map(|at| at + 1)
 }
 
+/// The first byte that is not the one of `wanted`.
+pub(super) fn first_other(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.iter().zip(wanted).position(|(came, wanted)| came != wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! `uroce cm`: both roles of each program, and what goes wrong.
 
 use crate::common::{Place, Ran, Server, run};
-use crate::lab::Loopback;
+use crate::lab::{Link, Loopback};
 
 /// Runs `uroce cm PROGRAM` as a server with `--json` and as a client, to their ends.
 fn meet(place: Place<'_>, program: &str, [a, b]: [&str; 2], server: &[&str], client: &[&str]) -> (Ran, Ran) {
@@ -113,6 +113,70 @@ fn the_table_has_the_columns_of_cmtime() {
         assert_eq!((columns(ours), columns(theirs)), (4, 4));
     }
     assert!(client.out.trim_end().ends_with(" connects/s"), "{client:?}");
+}
+
+#[test]
+fn services_are_resolved_and_answer() {
+    let both = ["-c", "4", "-C", "6", "-S", "500"];
+    let ran = meet(Place::HERE, "datagram", ["127.77.70.1", "127.77.70.2"], &[&both[..], &["-V"]].concat(), &both);
+    both_well(&ran);
+    for (document, role) in [(ran.0.json(), "client"), (ran.1.json(), "server")] {
+        assert_eq!((&document["command"], &document["role"]), (&"cm datagram".into(), &role.into()));
+        assert_eq!((&document["messages"], &document["checked"]), (&24.into(), &true.into()));
+    }
+    assert_eq!(ran.0.json()["server"], "127.77.70.1:7174");
+}
+
+#[test]
+fn services_over_ipv6_and_in_the_infiniband_port_space() {
+    let lab = Loopback::new();
+    both_well(&meet(lab.place(), "datagram", Loopback::V6, &["-V", "-c", "2"], &["-c", "2"]));
+    let ib = ["-P", "ib", "--port", "99"];
+    both_well(&meet(Place::HERE, "datagram", ["127.77.71.1", "127.77.71.2"], &ib, &ib));
+}
+
+#[test]
+fn services_that_are_not_there_or_full() {
+    let ends = ["127.77.72.1", "127.77.72.2"];
+    let server = Server::bound_to_roce(&["cm", "datagram", "-b", ends[0]], ends[0]);
+    run(&["cm", "datagram", "-s", ends[0], "-b", ends[1], "--port", "7175"]).fails(1, "127.77.72.1:7175");
+    drop(server);
+    let (client, _) = meet(Place::HERE, "datagram", ["127.77.73.1", "127.77.73.2"], &["-c", "1"], &["-c", "2"]);
+    client.fails(1, "of 2: 127.77.73.1:7174");
+    run(&["cm", "datagram", "-b", "127.77.73.3", "-S", "4097"]).fails(2, "not a datagram of 4097");
+}
+
+#[test]
+fn a_lost_datagram_is_told() {
+    let ends = ["127.77.74.1", "127.77.74.2"];
+    let client = ["-C", "3", "--patience", "1", "--fault", "drop:ud:2:out"];
+    let (client, server) = meet(Place::HERE, "datagram", ends, &["-C", "3", "--patience", "1"], &client);
+    server.fails(1, "nothing happened for 1 s: waiting for datagrams of the client");
+    client.fails(1, "waiting for answers of the server");
+}
+
+#[test]
+fn a_group_hears_its_senders() {
+    let link = Link::new();
+    for group in ["239.7.7.7", "ff0e::7:7"] {
+        // One beside the kernel, and one with addresses of its own on the same interface.
+        let devices = ["packet:v0", "packet:v0,mac=02:77:00:00:00:09,ip=10.77.0.9,ip=fd77::9"];
+        let receivers = devices.map(|device| {
+            let receive = ["--json", "cm", "multicast", "-m", group, "--device", device, "-V", "-C", "5", "-S", "300"];
+            Server::at(link.b.place(), &receive)
+        });
+        let send = ["--json", "cm", "multicast", "-s", "-m", group, "--device", "packet:v0", "-C", "5", "-S", "300"];
+        let sender = link.a.place().run(&[&send[..], &["--settle", "2"]].concat());
+        assert_eq!((sender.code, &sender.json()["role"]), (0, &"sender".into()), "{sender:?}");
+        for receiver in receivers {
+            let receiver = receiver.end();
+            assert_eq!(receiver.code, 0, "{receiver:?}");
+            let document = receiver.json();
+            assert_eq!((&document["messages"], &document["checked"]), (&5.into(), &true.into()));
+            assert_eq!(document["group"], group);
+        }
+    }
+    run(&["cm", "multicast", "-m", "10.0.0.1", "-b", "127.77.74.3"]).fails_with_usage("is no multicast address");
 }
 
 #[test]

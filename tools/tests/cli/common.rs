@@ -78,6 +78,13 @@ impl Ran {
         document
     }
 
+    /// Checks that the command line was refused with `text` in the reason.
+    #[track_caller]
+    pub(crate) fn fails_with_usage(&self, text: &str) {
+        assert_eq!(self.code, 2, "{self:?}");
+        assert!(self.err.contains(text), "{self:?}");
+    }
+
     /// Checks the exit code, and that a failure is told in one line that contains `text`.
     #[track_caller]
     pub(crate) fn fails(&self, code: i32, text: &str) {

@@ -67,3 +67,23 @@ impl Loopback {
         self.0.place()
     }
 }
+
+/// Two namespaces and a link between them: 10.77.0.1 and fd77::1 in `a`, .2 and ::2 in `b`, both on `v0`.
+pub(crate) struct Link {
+    pub(crate) a: Namespace,
+    pub(crate) b: Namespace,
+}
+
+impl Link {
+    /// A link that carries RoCEv2 with a path MTU of 1024.
+    pub(crate) fn new() -> Self {
+        let (a, b) = (Namespace::new(), Namespace::new());
+        must("ip", &format!("link add v0 netns {} type veth peer name v0 netns {}", a.0, b.0));
+        for (namespace, host) in [(&a, 1), (&b, 2)] {
+            namespace.ip(&format!("addr add 10.77.0.{host}/24 dev v0"));
+            namespace.ip(&format!("addr add fd77::{host}/64 dev v0 nodad"));
+            namespace.ip("link set v0 up");
+        }
+        Self { a, b }
+    }
+}

@@ -55,13 +55,15 @@ fn a_peer_that_never_answers_is_told_with_tries_and_time() {
     let ran = ping("127.77.43.2", "127.77.43.1", &["-C", "1"]);
     ran.fails(1, "no answer from 127.77.43.1:7174 after 8 tries in ");
     assert!(ran.err.contains("RDMA_CM_EVENT_UNREACHABLE, status -110"), "{ran:?}");
+    // Nobody has the port, and the kernel says so.
+    assert!(ran.err.contains("127.77.43.1 says that nobody has UDP port 4791 (ICMP port unreachable)"), "{ran:?}");
 }
 
 #[test]
 fn a_service_that_is_not_there_is_refused() {
     let server = serve("127.77.44.1", &[]);
     let ran = ping("127.77.44.2", "127.77.44.1", &["-C", "1", "-p", "7175"]);
-    ran.fails(1, "refused the connection: reason 8");
+    ran.fails(1, "refused the connection: reason 8 (nobody listens on the service id); start the service there");
     drop(server);
 }
 
