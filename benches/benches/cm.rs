@@ -37,6 +37,8 @@ fn connect_params(local_qpn: u32) -> ConnectParams<'static> {
         retry_count: RetryCount::MAX,
         rnr_retry: RnrRetry::FOREVER,
         flow_control: true,
+        alternate: None,
+        peer_to_peer: false,
         private_data: b"",
     }
 }
@@ -50,6 +52,7 @@ fn accept_params(local_qpn: u32) -> AcceptParams<'static> {
         initiator_depth: 16,
         rnr_retry: RnrRetry::FOREVER,
         flow_control: true,
+        failover: uroce_cm::agent::Failover::Unsupported,
         private_data: b"",
     }
 }

@@ -9,7 +9,9 @@ use uroce::types::{AckTimeout, Gid, PathMtu, Psn, Qpn, RetryCount, RnrRetry, Rnr
 use uroce::verbs::{AddressVector, RtrAttr, RtsAttr};
 
 use crate::retry::Retransmission;
-use crate::wire::{CaGuid, CommunicationId, MAD_LEN, MraedMessage, RejReason, TransactionId, TransportService};
+use crate::wire::{
+    CaGuid, CommunicationId, MAD_LEN, MraedMessage, RejReason, ServiceId, TransactionId, TransportService,
+};
 
 /// Tag types of the handles.
 pub mod kind {
@@ -34,17 +36,53 @@ pub(crate) enum State {
     /// REQ is out.
     ReqSent(Retransmission),
     /// A REQ is with the consumer.
-    ReqRcvd { mra_sent: bool },
+    ReqRcvd(Patience),
     /// REP is out.
     RepSent(Retransmission),
     /// A REP is with the consumer.
-    RepRcvd { mra_sent: bool },
-    /// Both sides may send. An active side keeps its RTU to send it again.
-    Established { rtu: Option<Box<[u8; MAD_LEN]>> },
+    RepRcvd(Patience),
+    /// Both sides may send.
+    Established {
+        /// An active side keeps its RTU to send it again.
+        rtu: Option<Box<[u8; MAD_LEN]>>,
+        /// What the two say about an alternate path.
+        lap: Lap,
+    },
     /// DREQ is out.
     DreqSent(Retransmission),
     /// A DREQ is with the consumer.
     DreqRcvd { transaction: TransactionId },
+}
+
+/// What a consumer that thinks costs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// An MRA told the peer to wait.
+    pub(crate) mra_sent: bool,
+    /// Then the peer is refused.
+    pub(crate) deadline: Instant,
+}
+
+/// Where an established connection stands with its alternate path.
+#[derive(Debug)]
+pub(crate) enum Lap {
+    /// Nobody asks.
+    Idle,
+    /// We offered a path.
+    Sent { retry: Retransmission, path: Box<Path> },
+    /// The peer's offer is with the consumer.
+    Rcvd { transaction: TransactionId, path: Box<Path>, patience: Patience },
+    /// The peer's offer was answered; the answer is kept to repeat it.
+    Answered { transaction: TransactionId, apr: Box<[u8; MAD_LEN]> },
+}
+
+/// Who asked for the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// We sent the REQ.
+    Active,
+    /// The peer did.
+    Passive,
 }
 
 /// The states of the specification. TIMEWAIT has records of its own; IDLE and LISTEN are no communication.
@@ -89,12 +127,12 @@ impl State {
         match self {
             Self::ReqSent(r) if r.is_extended() => CommState::MraReqRcvd,
             Self::ReqSent(_) => CommState::ReqSent,
-            Self::ReqRcvd { mra_sent: true } => CommState::MraReqSent,
-            Self::ReqRcvd { .. } => CommState::ReqRcvd,
+            Self::ReqRcvd(p) if p.mra_sent => CommState::MraReqSent,
+            Self::ReqRcvd(_) => CommState::ReqRcvd,
             Self::RepSent(r) if r.is_extended() => CommState::MraRepRcvd,
             Self::RepSent(_) => CommState::RepSent,
-            Self::RepRcvd { mra_sent: true } => CommState::MraRepSent,
-            Self::RepRcvd { .. } => CommState::RepRcvd,
+            Self::RepRcvd(p) if p.mra_sent => CommState::MraRepSent,
+            Self::RepRcvd(_) => CommState::RepRcvd,
             Self::Established { .. } => CommState::Established,
             Self::DreqSent(_) => CommState::DreqSent,
             Self::DreqRcvd { .. } => CommState::DreqRcvd,
@@ -103,12 +141,12 @@ impl State {
 
     /// Whether a REQ is with the consumer.
     pub(crate) const fn is_pending(&self) -> bool {
-        matches!(self, Self::ReqRcvd { .. })
+        matches!(self, Self::ReqRcvd(_))
     }
 
     /// Whether a passive side is not established yet.
     pub(crate) const fn is_half_open(&self) -> bool {
-        matches!(self, Self::ReqRcvd { .. } | Self::RepSent(_))
+        matches!(self, Self::ReqRcvd(_) | Self::RepSent(_))
     }
 }
 
@@ -131,6 +169,10 @@ pub enum Incoming {
     Dreq,
     /// A DREP.
     Drep,
+    /// A LAP.
+    Lap,
+    /// An APR.
+    Apr,
 }
 
 /// What the agent does about it.
@@ -162,6 +204,10 @@ pub enum Verdict {
     Disconnected,
     /// Answer a repeated DREQ.
     RepeatDrep,
+    /// The peer offers an alternate path.
+    Offered,
+    /// The peer answers our offer.
+    OfferAnswered,
 }
 
 /// The table: what `incoming` does in `state` (IBTA Vol 1 12.9.6 to 12.9.8).
@@ -176,7 +222,8 @@ pub fn verdict(state: CommState, incoming: Incoming) -> Verdict {
         (I::Rep, S::Established) => Verdict::RepeatRtu,
         (I::Rtu | I::Data, S::RepSent | S::MraRepRcvd) => Verdict::Establish,
         (I::Mra(MraedMessage::Req), S::ReqSent | S::MraReqRcvd)
-        | (I::Mra(MraedMessage::Rep), S::RepSent | S::MraRepRcvd) => Verdict::Extend,
+        | (I::Mra(MraedMessage::Rep), S::RepSent | S::MraRepRcvd)
+        | (I::Mra(MraedMessage::Lap), S::Established) => Verdict::Extend,
         (I::Rej(RejReason::StaleConnection), S::ReqSent | S::MraReqRcvd | S::RepSent | S::MraRepRcvd)
         | (I::Rej(_), S::RepRcvd | S::MraRepSent | S::Established | S::DreqSent) => Verdict::TimeWait,
         (I::Rej(_), S::ReqSent | S::MraReqRcvd | S::ReqRcvd | S::MraReqSent | S::RepSent | S::MraRepRcvd) => {
@@ -186,6 +233,8 @@ pub fn verdict(state: CommState, incoming: Incoming) -> Verdict {
         (I::Dreq, S::DreqSent) => Verdict::CrossedDisconnect,
         (I::Dreq, S::TimeWait) => Verdict::RepeatDrep,
         (I::Drep, S::DreqSent) => Verdict::Disconnected,
+        (I::Lap, S::Established) => Verdict::Offered,
+        (I::Apr, S::Established) => Verdict::OfferAnswered,
         _ => Verdict::Ignore,
     }
 }
@@ -264,6 +313,8 @@ pub struct ConnectionTerms {
     pub rnr_retry: RnrRetry,
     /// Whether the peer's QP has an SRQ.
     pub remote_srq: bool,
+    /// The other way that REQ and REP agreed on.
+    pub alternate: Option<Path>,
 }
 
 impl ConnectionTerms {
@@ -293,11 +344,24 @@ impl ConnectionTerms {
     }
 }
 
+/// What a connection between equals needs until it is clear who is active.
+#[derive(Debug)]
+pub(crate) struct Rendezvous {
+    pub(crate) service_id: ServiceId,
+    /// The peer was not there yet when our REQ arrived.
+    pub(crate) unheard: bool,
+}
+
 /// One communication.
 #[derive(Debug)]
 pub(crate) struct Comm {
+    /// Where the peer's first message came from, or where ours went: with its GUID the key of the tables.
+    pub(crate) source: Gid,
+    pub(crate) role: Role,
     /// Who was asked, on the passive side.
     pub(crate) listener: Option<ListenerId>,
+    /// Both sides ask for this service: whose REQ crosses ours is the one that we ask.
+    pub(crate) rendezvous: Option<Box<Rendezvous>>,
     pub(crate) local_id: CommunicationId,
     /// NONE until the peer's first message.
     pub(crate) remote_id: CommunicationId,
@@ -305,6 +369,8 @@ pub(crate) struct Comm {
     pub(crate) local_qpn: Option<Qpn>,
     pub(crate) remote_qpn: Option<Qpn>,
     pub(crate) path: Path,
+    /// Offered or agreed in REQ and REP.
+    pub(crate) alternate: Option<Box<Path>>,
     /// Of the REQ.
     pub(crate) transaction: TransactionId,
     pub(crate) transport: TransportService,
@@ -327,6 +393,13 @@ pub(crate) struct Comm {
 }
 
 impl Comm {
+    /// Whether the peer sends from there: from where the connection runs, or may run.
+    pub(crate) fn is_from(&self, remote: Gid) -> bool {
+        self.path.remote == remote
+            || self.source == remote
+            || self.alternate.as_ref().is_some_and(|p| p.remote == remote)
+    }
+
     /// The terms, once the peer's QP is known.
     pub(crate) fn terms(&self) -> Option<ConnectionTerms> {
         let connected = self.transport == TransportService::Rc;
@@ -342,6 +415,7 @@ impl Comm {
             retry_count: self.retry_count,
             rnr_retry: self.rnr_retry,
             remote_srq: self.remote_srq,
+            alternate: self.alternate.as_deref().copied(),
         })
     }
 }
@@ -366,7 +440,9 @@ mod tests {
         assert_eq!(where_is(Incoming::Data, Verdict::Establish), [S::RepSent, S::MraRepRcvd]);
         assert_eq!(where_is(Incoming::Mra(MraedMessage::Req), Verdict::Extend), [S::ReqSent, S::MraReqRcvd]);
         assert_eq!(where_is(Incoming::Mra(MraedMessage::Rep), Verdict::Extend), [S::RepSent, S::MraRepRcvd]);
-        assert_eq!(where_is(Incoming::Mra(MraedMessage::Lap), Verdict::Extend), []);
+        assert_eq!(where_is(Incoming::Mra(MraedMessage::Lap), Verdict::Extend), [S::Established]);
+        assert_eq!(where_is(Incoming::Lap, Verdict::Offered), [S::Established]);
+        assert_eq!(where_is(Incoming::Apr, Verdict::OfferAnswered), [S::Established]);
         assert_eq!(where_is(Incoming::Dreq, Verdict::CrossedDisconnect), [S::DreqSent]);
         assert_eq!(where_is(Incoming::Dreq, Verdict::RepeatDrep), [S::TimeWait]);
         assert_eq!(where_is(Incoming::Drep, Verdict::Disconnected), [S::DreqSent]);

@@ -86,9 +86,11 @@ pub struct Gsi {
     gids: Vec<Gid>,
     /// Send buffers that nothing uses.
     free: Vec<u32>,
-    /// Whom each send buffer in use goes to.
-    sending: BTreeMap<u32, MadAddress>,
+    /// Where each send buffer in use goes to, and with which address handle.
+    sending: BTreeMap<u32, (MadAddress, AhHandle)>,
     peers: BTreeMap<MadAddress, Peer>,
+    /// Handles of a GID table that has changed, with the sends that still use them: at most as many as there are buffers.
+    retired: BTreeMap<AhHandle, u32>,
     /// Counts uses of address handles: the oldest goes first.
     uses: u64,
     counters: GsiCounters,
@@ -149,6 +151,7 @@ impl Gsi {
             free: (0..sends).rev().collect(),
             sending: BTreeMap::new(),
             peers: BTreeMap::new(),
+            retired: BTreeMap::new(),
             uses: 0,
             counters: GsiCounters::default(),
         };
@@ -157,6 +160,12 @@ impl Gsi {
             gsi.post_receive(verbs, slot)?;
         }
         Ok(gsi)
+    }
+
+    /// Whether nothing that was handed to QP1 is still on its way out.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.sending.is_empty()
     }
 
     /// What it counted.
@@ -171,9 +180,26 @@ impl Gsi {
         self.cq
     }
 
-    /// Reads the GID table again, after it changed.
-    pub fn refresh_gids(&mut self, verbs: &dyn Verbs) {
-        self.gids = verbs.query_gids().into_iter().map(|entry| entry.gid).collect();
+    /// Reads the GID table again, after it changed. Address handles whose entry moved or went are made anew.
+    pub fn refresh_gids(&mut self, verbs: &mut dyn Verbs) {
+        let gids = verbs.query_gids().into_iter().map(|entry| entry.gid).collect();
+        self.set_gids(verbs, gids);
+    }
+
+    fn set_gids(&mut self, verbs: &mut dyn Verbs, gids: Vec<Gid>) {
+        let old = core::mem::replace(&mut self.gids, gids);
+        let place = |gids: &[Gid], gid: Gid| gids.iter().position(|g| *g == gid);
+        let moved: Vec<MadAddress> =
+            self.peers.keys().filter(|to| place(&old, to.local) != place(&self.gids, to.local)).copied().collect();
+        for to in moved {
+            let Some(peer) = self.peers.remove(&to) else { continue };
+            if peer.in_flight == 0 {
+                // Nothing uses it.
+                let _ = verbs.destroy_ah(peer.ah);
+            } else {
+                self.retired.insert(peer.ah, peer.in_flight);
+            }
+        }
     }
 
     /// Index of a GID of ours.
@@ -224,8 +250,8 @@ impl Gsi {
     /// [`GsiError::Verbs`].
     pub fn destroy(self, verbs: &mut dyn Verbs) -> Result<(), GsiError> {
         verbs.destroy_qp(self.qp)?;
-        for peer in self.peers.into_values() {
-            verbs.destroy_ah(peer.ah)?;
+        for ah in self.peers.into_values().map(|peer| peer.ah).chain(self.retired.into_keys()) {
+            verbs.destroy_ah(ah)?;
         }
         verbs.destroy_cq(self.cq)?;
         verbs.deregister(self.mr.handle)?;
@@ -261,7 +287,15 @@ impl Gsi {
             // Refused when a failure before this one was answered already, or QP1 is in ERR.
             let _ = verbs.modify_qp(self.qp, QpTransition::Resume.into());
         }
-        let Some(to) = self.sending.remove(&slot) else { return };
+        let Some((to, ah)) = self.sending.remove(&slot) else { return };
+        if let Some(left) = self.retired.get_mut(&ah) {
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.retired.remove(&ah);
+                let _ = verbs.destroy_ah(ah);
+            }
+            return;
+        }
         let Some(peer) = self.peers.get_mut(&to) else { return };
         peer.in_flight = peer.in_flight.saturating_sub(1);
         if !ok
@@ -326,7 +360,7 @@ impl Gsi {
         if let Some(peer) = self.peers.get_mut(&mad.to) {
             peer.in_flight += 1;
         }
-        self.sending.insert(slot, mad.to);
+        self.sending.insert(slot, (mad.to, ah));
         true
     }
 
@@ -412,6 +446,8 @@ mod tests {
             retry_count: RetryCount::MAX,
             rnr_retry: RnrRetry::FOREVER,
             flow_control: true,
+            alternate: None,
+            peer_to_peer: false,
             private_data: b"",
         };
         let now = engine.now();
@@ -447,5 +483,39 @@ mod tests {
         let from = address_of(&grh).unwrap();
         assert_eq!((from.remote.to_string(), from.local.to_string()), ("fd00::1".into(), "fd00::2".into()));
         assert_eq!(address_of(&[0; 40]), None);
+    }
+
+    #[test]
+    fn address_handles_follow_the_gid_table() {
+        let ip = |n| core::net::IpAddr::from([10, 0, 0, n]);
+        let mut engine = Engine::open(Switch::new().port(&[ip(1), ip(2)])).unwrap();
+        let mut gsi = Gsi::new(engine.endpoint_mut(), GsiConfig::default()).unwrap();
+        let handles = |engine: &mut Engine<_>| engine.endpoint_mut().object_counts()[5];
+        let to = |local: u8| MadAddress { local: ip(local).into(), remote: ip(9).into() };
+        let mad = |local| OutgoingMad { to: to(local), bytes: [0; MAD_LEN] };
+        for (slot, local) in [(0, 1), (1, 2)] {
+            assert!(gsi.send(engine.endpoint_mut(), slot, &mad(local)));
+            gsi.free.retain(|s| *s != slot);
+        }
+        assert_eq!((handles(&mut engine), gsi.is_idle()), (2, false));
+        // The same table changes nothing. With the two entries swapped both handles are out of date, but in use.
+        gsi.refresh_gids(engine.endpoint_mut());
+        assert_eq!((gsi.peers.len(), gsi.retired.len()), (2, 0));
+        let swapped = vec![ip(2).into(), ip(1).into()];
+        gsi.set_gids(engine.endpoint_mut(), swapped.clone());
+        assert_eq!((gsi.peers.len(), gsi.retired.len(), handles(&mut engine)), (0, 2, 2));
+        assert!(gsi.send(engine.endpoint_mut(), 2, &mad(1)));
+        gsi.free.retain(|s| *s != 2);
+        assert_eq!((gsi.peers.len(), handles(&mut engine)), (1, 3));
+        // As the sends complete, the old ones go.
+        for slot in 0..3 {
+            gsi.on_sent(engine.endpoint_mut(), slot, true);
+        }
+        assert_eq!((gsi.retired.len(), handles(&mut engine), gsi.is_idle()), (0, 1, true));
+        // An address that is gone takes its handle along, and nothing is sent from it.
+        gsi.set_gids(engine.endpoint_mut(), vec![ip(2).into()]);
+        assert_eq!((gsi.peers.len(), handles(&mut engine)), (0, 0));
+        assert!(!gsi.send(engine.endpoint_mut(), 0, &mad(1)));
+        assert_eq!(gsi.counters().no_route, 1);
     }
 }

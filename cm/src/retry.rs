@@ -6,7 +6,7 @@
 use uroce::rng::Rng;
 use uroce::time::{Duration, Instant};
 
-use crate::wire::{MAD_LEN, MadKind};
+use crate::wire::{MAD_LEN, MadKind, TransactionId};
 
 /// How an unanswered message is repeated. Linux repeats at one interval; this side backs off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,8 @@ pub(crate) struct Retransmission {
     policy: RetryPolicy,
     first_sent: Instant,
     tries: u32,
+    /// MRAs that were granted.
+    extensions: u8,
     /// After the first MRA: no MRA extends the wait beyond this.
     mra_limit: Option<Instant>,
 }
@@ -97,7 +99,7 @@ impl Retransmission {
         rng: &mut Rng,
     ) -> (Self, Instant) {
         let due = now + jittered(&policy, 1, rng);
-        (Self { bytes: Box::new(bytes), kind, policy, first_sent: now, tries: 1, mra_limit: None }, due)
+        (Self { bytes: Box::new(bytes), kind, policy, first_sent: now, tries: 1, extensions: 0, mra_limit: None }, due)
     }
 
     /// The wait is over.
@@ -109,12 +111,20 @@ impl Retransmission {
         Due::Resend(now + jittered(&self.policy, self.tries, rng))
     }
 
-    /// The peer asks for `service` more time; all its requests together are granted no more than `cap`. `None` when that
-    /// is used up.
-    pub(crate) fn extend(&mut self, now: Instant, service: Duration, cap: Duration) -> Option<Instant> {
-        let limit = *self.mra_limit.get_or_insert(now + cap);
+    /// The peer asks for `service` more time. All its requests together are granted no more than `cap.0` of time, and no
+    /// more than `cap.1` of them are heard. `None` when that is used up.
+    pub(crate) fn extend(&mut self, now: Instant, service: Duration, cap: (Duration, u8)) -> Option<Instant> {
+        let limit = *self.mra_limit.get_or_insert(now + cap.0);
         let until = (now + service + self.policy.interval(self.tries)).min(limit);
-        (until > now).then_some(until)
+        let granted = until > now && self.extensions < cap.1;
+        self.extensions += u8::from(granted);
+        granted.then_some(until)
+    }
+
+    /// Of the message.
+    pub(crate) fn transaction(&self) -> TransactionId {
+        let [_, _, _, _, _, _, _, _, a, b, c, d, e, f, g, h, ..] = *self.bytes;
+        TransactionId::new(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
     }
 
     /// How often it was sent, and since when.
@@ -171,8 +181,13 @@ mod tests {
         let t0 = Instant::ZERO;
         let (mut r, due) = Retransmission::start(t0, MadKind::Req, [0; MAD_LEN], policy, &mut rng);
         assert_eq!(due, t0 + ms(250));
-        assert_eq!(r.extend(t0, ms(1000), ms(3000)), Some(t0 + ms(1250)));
-        assert_eq!(r.extend(t0 + ms(1000), ms(60_000), ms(3000)), Some(t0 + ms(3000)));
-        assert_eq!(r.extend(t0 + ms(3000), ms(60_000), ms(3000)), None);
+        let cap = (ms(3000), 8);
+        assert_eq!(r.extend(t0, ms(1000), cap), Some(t0 + ms(1250)));
+        assert_eq!(r.extend(t0 + ms(1000), ms(60_000), cap), Some(t0 + ms(3000)));
+        assert_eq!(r.extend(t0 + ms(3000), ms(60_000), cap), None);
+        // Many short ones have a limit too.
+        let (mut r, _) = Retransmission::start(t0, MadKind::Req, [0; MAD_LEN], policy, &mut rng);
+        let granted = (0..100).filter(|n| r.extend(t0 + ms(*n), ms(1), (ms(60_000), 8)).is_some()).count();
+        assert_eq!(granted, 8);
     }
 }

@@ -4,9 +4,9 @@ use uroce::time::Instant;
 use uroce::types::{PKey, Psn, QKey};
 
 use super::tables::Listener;
-use super::{AcceptParams, AddressFilter, CmError, CmEvent, ConnectParams, DisconnectCause};
+use super::{AcceptParams, AddressFilter, CmError, CmEvent, ConnectParams, DisconnectCause, Failover};
 use super::{Agent, address_of};
-use crate::comm::{Comm, CommId, ConnectionTerms, ListenerId, State};
+use crate::comm::{Comm, CommId, ConnectionTerms, Lap, ListenerId, Path, Rendezvous, Role, State};
 use crate::wire::{
     Ari, CmTimeout, CommunicationId, Mad, PathRecord, PrivateData, Rej, RejReason, RejectedMessage, Rep, Req, Rtu,
     ServiceId, TransportService,
@@ -45,7 +45,8 @@ impl Agent {
     /// Asks for a connection. A [`CmEvent::Reply`], [`CmEvent::Rejected`] or [`CmEvent::Unreachable`] follows.
     ///
     /// # Errors
-    /// [`CmError::PrivateData`], [`CmError::Transport`], [`CmError::QpBusy`], [`CmError::LimitReached`].
+    /// [`CmError::PrivateData`], [`CmError::Transport`], [`CmError::QpBusy`], [`CmError::LimitReached`],
+    /// [`CmError::RendezvousTaken`].
     pub fn connect(&mut self, now: Instant, params: &ConnectParams<'_>) -> Result<CommId, CmError> {
         let private_data = PrivateData::new(params.private_data)?;
         if !matches!(params.transport, TransportService::Rc | TransportService::Uc) {
@@ -58,19 +59,27 @@ impl Agent {
         if self.tables.comms.len() >= limit {
             return Err(CmError::LimitReached { what: "communications", limit });
         }
+        if params.peer_to_peer && self.tables.rendezvous(params.service_id, params.path.remote).is_some() {
+            return Err(CmError::RendezvousTaken(params.service_id));
+        }
         let ids = self.draw_ids();
         let starting_psn = params.starting_psn.unwrap_or_else(|| Psn::from_wire(self.rng.next_u32()));
         let req = self.req(params, ids.comm_id, starting_psn, private_data);
         let to = super::MadAddress { local: params.path.local, remote: params.path.remote };
         let (retry, due) = self.send_retrying(now, to, ids.transaction, req, self.config.retry);
+        let rendezvous = Rendezvous { service_id: params.service_id, unheard: false };
         let comm = Comm {
+            source: params.path.remote,
+            role: Role::Active,
             listener: None,
+            rendezvous: params.peer_to_peer.then(|| Box::new(rendezvous)),
             local_id: ids.comm_id,
             remote_id: CommunicationId::NONE,
             remote_guid: None,
             local_qpn: Some(params.local_qpn),
             remote_qpn: None,
             path: params.path,
+            alternate: params.alternate.map(Box::new),
             transaction: ids.transaction,
             transport: params.transport,
             sq_psn: Psn::ZERO,
@@ -125,19 +134,8 @@ impl Agent {
             max_cm_retries: retry.retries.min(crate::retry::RetryPolicy::MAX_RETRIES),
             srq: params.srq,
             extended_transport: 0,
-            primary: PathRecord {
-                local_lid: PathRecord::ROCE_LID,
-                remote_lid: PathRecord::ROCE_LID,
-                local_gid: path.local,
-                remote_gid: path.remote,
-                flow_label: path.flow_label,
-                traffic_class: path.traffic_class,
-                hop_limit: path.hop_limit,
-                service_level: path.service_level,
-                ack_timeout: path.ack_timeout.code(),
-                ..PathRecord::default()
-            },
-            alternate: PathRecord::default(),
+            primary: record(path),
+            alternate: params.alternate.as_ref().map(record).unwrap_or_default(),
             private_data,
         }
     }
@@ -155,7 +153,7 @@ impl Agent {
     ) -> Result<ConnectionTerms, CmError> {
         let private_data = PrivateData::new(params.private_data)?;
         let comm = self.tables.comms.get(handle).ok_or(CmError::InvalidHandle)?;
-        if !matches!(comm.state, State::ReqRcvd { .. }) {
+        if !matches!(comm.state, State::ReqRcvd(_)) {
             return Err(CmError::WrongState(comm.state.name()));
         }
         if self.tables.is_local_qp_busy(params.local_qpn, Some(handle)) {
@@ -169,6 +167,9 @@ impl Agent {
         comm.initiator_depth = comm.initiator_depth.min(params.initiator_depth);
         comm.local_qpn = Some(params.local_qpn);
         comm.rq_psn = starting_psn;
+        // Nothing is said of a path that was not offered.
+        let failover = comm.alternate.is_some().then_some(params.failover);
+        comm.alternate = comm.alternate.take().filter(|_| failover == Some(Failover::Accepted));
         let terms = comm.terms().ok_or(CmError::InvalidHandle)?;
         let rep = Rep {
             local_comm_id: comm.local_id,
@@ -181,7 +182,7 @@ impl Agent {
             responder_resources: comm.responder_resources,
             initiator_depth: comm.initiator_depth,
             target_ack_delay: self.config.ack_delay & 31,
-            failover_accepted: 0,
+            failover_accepted: failover.map_or(0, Failover::code),
             flow_control: params.flow_control,
             rnr_retry_count: params.rnr_retry.code(),
             srq: params.srq,
@@ -204,14 +205,14 @@ impl Agent {
     pub fn confirm(&mut self, handle: CommId, private_data: &[u8]) -> Result<(), CmError> {
         let private_data = PrivateData::new(private_data)?;
         let comm = self.tables.comms.get(handle).ok_or(CmError::InvalidHandle)?;
-        if !matches!(comm.state, State::RepRcvd { .. }) {
+        if !matches!(comm.state, State::RepRcvd(_)) {
             return Err(CmError::WrongState(comm.state.name()));
         }
         let rtu = Rtu { local_comm_id: comm.local_id, remote_comm_id: comm.remote_id, private_data };
         let (to, mad) = (address_of(comm), Mad::new(comm.transaction, rtu));
         let bytes = mad.emit();
         self.send_bytes(to, mad.message.kind(), bytes);
-        self.tables.set_state(handle, State::Established { rtu: Some(Box::new(bytes)) }, None);
+        self.tables.set_state(handle, State::Established { rtu: Some(Box::new(bytes)), lap: Lap::Idle }, None);
         self.audit_comm(crate::policy::AuditEvent::Established, handle, None);
         Ok(())
     }
@@ -223,7 +224,7 @@ impl Agent {
     pub fn establish(&mut self, handle: CommId) -> Result<(), CmError> {
         let comm = self.tables.comms.get(handle).ok_or(CmError::InvalidHandle)?;
         if matches!(comm.state, State::RepSent(_)) {
-            self.tables.set_state(handle, State::Established { rtu: None }, None);
+            self.tables.set_state(handle, State::Established { rtu: None, lap: Lap::Idle }, None);
             self.emit(CmEvent::Established { comm: handle, private_data: Box::default() });
         }
         Ok(())
@@ -243,8 +244,8 @@ impl Agent {
         let private_data = PrivateData::new(private_data)?;
         let comm = self.tables.comms.get(handle).ok_or(CmError::InvalidHandle)?;
         let message = match comm.state {
-            State::ReqRcvd { .. } => RejectedMessage::Req,
-            State::RepRcvd { .. } => RejectedMessage::Rep,
+            State::ReqRcvd(_) => RejectedMessage::Req,
+            State::RepRcvd(_) => RejectedMessage::Rep,
             _ => return Err(CmError::WrongState(comm.state.name())),
         };
         let rej = Rej {
@@ -297,7 +298,7 @@ impl Agent {
                 let _ = self.disconnect(now, handle, &[]);
             }
             State::DreqSent(_) => {}
-            State::ReqRcvd { .. } | State::RepRcvd { .. } => {
+            State::ReqRcvd(_) | State::RepRcvd(_) => {
                 let _ = self.reject(handle, RejReason::ConsumerDefined, &[], &[]);
             }
             State::ReqSent(_) => {
@@ -307,5 +308,21 @@ impl Agent {
                 self.tables.remove(handle);
             }
         }
+    }
+}
+
+/// A path as REQ and LAP have it.
+fn record(path: &Path) -> PathRecord {
+    PathRecord {
+        local_lid: PathRecord::ROCE_LID,
+        remote_lid: PathRecord::ROCE_LID,
+        local_gid: path.local,
+        remote_gid: path.remote,
+        flow_label: path.flow_label,
+        traffic_class: path.traffic_class,
+        hop_limit: path.hop_limit,
+        service_level: path.service_level,
+        ack_timeout: path.ack_timeout.code(),
+        ..PathRecord::default()
     }
 }

@@ -58,8 +58,8 @@ impl Agent {
     /// Ends a communication; its QP waits as long as packets of the old connection may live.
     pub(super) fn enter_timewait(&mut self, now: Instant, handle: CommId) {
         let Some(comm) = self.tables.comms.get(handle) else { return };
-        let wait = timewait_of(comm.path.ack_timeout);
-        if let Some(forgotten) = self.tables.enter_timewait(now, handle, wait) {
+        let wait = timewait_of(comm.path.ack_timeout).min(self.config.timewait_cap);
+        if let Some(forgotten) = self.tables.enter_timewait(handle, now + wait) {
             self.counters.timewait_evicted += 1;
             self.emit(CmEvent::TimewaitExit { comm: forgotten });
         }

@@ -4,13 +4,15 @@
 //! travel, never touches a QP, and reads no clock: `now` is an argument, and one seed gives one run.
 //!
 //! The file for each side: `commands` (what the consumer says), `receive` (what the peer says: the way in; `request`,
-//! `reply` and `ending` by message), `sidr` (service resolution, both sides), `timers` (what time says), `tables` (who is
-//! found by what), `gate` (who is asked before anything else), `policing` (what the policy says).
+//! `reply` and `ending` by message), `lap` (alternate paths), `peer` (connections between equals), `sidr` (service
+//! resolution), each both sides; `timers` (what time says), `tables` and `timewait` (who is found by what), `gate` (who is
+//! asked before anything else), `policing` (what the policy says).
 
 mod commands;
 mod ending;
 mod gate;
 mod lap;
+mod peer;
 mod policing;
 mod receive;
 mod reply;
@@ -18,6 +20,7 @@ mod request;
 mod sidr;
 mod tables;
 mod timers;
+mod timewait;
 mod types;
 
 use std::collections::VecDeque;
@@ -29,8 +32,8 @@ pub use gate::{Admission, Arrival, Gate, Notice, Outcome};
 pub use policing::REFUSED_BY_POLICY;
 pub use types::{
     AcceptParams, AddressFilter, CmCounters, CmError, CmEvent, Config, ConnectParams, ConnectRequest, DisconnectCause,
-    Limits, MadAddress, OutgoingMad, Overflow, Rejection, Reply, ResolveParams, ServiceAnswer, ServiceReply,
-    ServiceRequest,
+    Failover, Limits, MadAddress, OutgoingMad, Overflow, PathAnswer, PathOffer, Rejection, Reply, ResolveParams,
+    ServiceAnswer, ServiceReply, ServiceRequest,
 };
 
 use crate::comm::{Comm, CommId, CommState};
@@ -129,7 +132,7 @@ impl Agent {
     /// Connections in TIMEWAIT.
     #[must_use]
     pub fn in_timewait(&self) -> usize {
-        self.tables.timewait_len()
+        self.tables.timewait.len()
     }
 
     /// The state of a live communication.
@@ -173,6 +176,13 @@ impl Agent {
     fn emit(&mut self, event: CmEvent) {
         self.audit_event(&event);
         self.events.push_back(event);
+    }
+
+    /// The communication is over, and its peer was told why.
+    fn reject_locally(&mut self, comm: CommId, message: RejectedMessage, reason: RejReason, ari: Ari) {
+        let private_data = PrivateData::EMPTY;
+        let rejection = Rejection { comm, message, reason, ari, private_data, timewait: false };
+        self.emit(CmEvent::Rejected(Box::new(rejection)));
     }
 
     /// Whether a peer may begin another communication.

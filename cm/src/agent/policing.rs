@@ -55,10 +55,8 @@ impl Agent {
     pub(super) fn police(&mut self, now: Instant, arrival: &Arrival<'_>) -> Admission {
         let from = arrival.from;
         let Ok(mad) = arrival.mad else {
-            if let Some(policy) = self.policy_mut() {
-                policy.bad_mad(now, from.remote, None);
-            }
-            return Admission::Drop;
+            let bearable = self.policy_mut().is_none_or(|policy| policy.bad_mad(now, from.remote, None));
+            return if bearable { Admission::Take } else { Admission::Drop };
         };
         if self.admits(now, from, mad) { Admission::Take } else { Admission::Drop }
     }

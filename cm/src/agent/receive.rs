@@ -4,10 +4,10 @@ use uroce::time::Instant;
 
 use super::gate::{Admission, Arrival, Notice, Outcome};
 use super::{Agent, CmEvent, DisconnectCause, MadAddress, Rejection, address_of};
-use crate::comm::{CommId, Incoming, State, Verdict, verdict};
+use crate::comm::{CommId, Incoming, Lap, State, Verdict, verdict};
 use crate::wire::{
-    Ari, CommunicationId, Mad, MadKind, Message, Mra, MraedMessage, PrivateData, Rej, RejReason, SidrStatus,
-    TransactionId,
+    Ari, CLASS_VERSION, CommunicationId, Mad, MadError, MadKind, Message, Mra, PrivateData, Rej, RejInfo, RejReason,
+    RejectedMessage, SidrRep, SidrStatus, TransactionId,
 };
 
 /// A MAD that was let in.
@@ -30,6 +30,12 @@ pub(super) struct Refused {
     pub(super) ari: Ari,
 }
 
+impl Refused {
+    pub(super) fn new(reason: RejReason, info: RejInfo) -> Self {
+        Self { reason, ari: info.to_ari() }
+    }
+}
+
 impl From<RejReason> for Refused {
     fn from(reason: RejReason) -> Self {
         Self { reason, ari: Ari::EMPTY }
@@ -45,23 +51,51 @@ impl Agent {
             Admission::Take => self.police(now, &arrival),
             refused => refused,
         };
-        let Ok(mad) = parsed else {
-            self.counters.malformed += 1;
-            return;
+        let parsed = match parsed {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                self.counters.malformed += 1;
+                if matches!(error, MadError::ClassVersion(_)) && admission == Admission::Take {
+                    self.refuse_version(from, mad);
+                }
+                return;
+            }
         };
-        self.counters.count_received(mad.message.kind());
-        let cx = Arrived { now, from, mad: &mad };
+        self.counters.count_received(parsed.message.kind());
+        let cx = Arrived { now, from, mad: &parsed };
         match admission {
             Admission::Take => self.dispatch(&cx),
             Admission::Drop => self.counters.not_admitted += 1,
             Admission::Refuse(reason) => {
                 self.counters.not_admitted += 1;
-                match &mad.message {
+                match &parsed.message {
                     Message::Req(req) => self.send_rej_of_req(&cx, req, &reason.into()),
                     Message::SidrReq(req) => self.send_sidr_refusal(&cx, req, SidrStatus::Rejected),
                     _ => {}
                 }
             }
+        }
+    }
+
+    /// A REQ or SIDR_REQ of another class version: the sender hears which one we speak.
+    fn refuse_version(&mut self, from: MadAddress, mad: &[u8]) {
+        match Mad::parse_other_version(mad) {
+            Some((MadKind::Req, transaction, id)) => {
+                let rej = Rej {
+                    local_comm_id: CommunicationId::NONE,
+                    remote_comm_id: CommunicationId::new(id),
+                    message: RejectedMessage::Req,
+                    reason: RejReason::InvalidClassVersion,
+                    ari: RejInfo::ClassVersion(CLASS_VERSION).to_ari(),
+                    private_data: PrivateData::EMPTY,
+                };
+                self.send(from, transaction, rej);
+            }
+            Some((MadKind::SidrReq, transaction, request_id)) => {
+                let rep = SidrRep { request_id, ..SidrRep::refusal(SidrStatus::UnsupportedVersion) };
+                self.send(from, transaction, rep);
+            }
+            _ => {}
         }
     }
 
@@ -77,8 +111,7 @@ impl Agent {
             Message::SidrReq(m) => self.on_sidr_req(cx, m),
             Message::SidrRep(m) => self.on_sidr_rep(cx, m),
             Message::Lap(m) => self.on_lap(cx, m),
-            // We ask nobody.
-            Message::Apr(_) => self.unmatched(cx),
+            Message::Apr(m) => self.on_apr(cx, m),
         }
     }
 
@@ -117,7 +150,7 @@ impl Agent {
             self.unmatched(cx);
             return None;
         }
-        if comm.path.remote != cx.from.remote {
+        if !comm.is_from(cx.from.remote) {
             self.stranger(cx);
             return None;
         }
@@ -135,24 +168,12 @@ impl Agent {
         let Some(comm) = self.tables.comms.get_mut(handle) else { return };
         let to = address_of(comm);
         match (verdict, &mut comm.state) {
-            (Verdict::SendMra, State::ReqRcvd { mra_sent } | State::RepRcvd { mra_sent }) => {
-                *mra_sent = true;
-                let message = if incoming == Incoming::Req { MraedMessage::Req } else { MraedMessage::Rep };
-                let mra = Mra {
-                    local_comm_id: comm.local_id,
-                    remote_comm_id: comm.remote_id,
-                    message,
-                    service_timeout: self.config.service_timeout,
-                    private_data: PrivateData::EMPTY,
-                };
-                let transaction = comm.transaction;
-                self.send(to, transaction, mra);
-            }
+            (Verdict::SendMra, _) => self.send_mra(cx.now, handle),
             (Verdict::Repeat, State::RepSent(retry)) => {
                 let (kind, bytes) = (retry.kind, *retry.bytes);
                 self.send_bytes(to, kind, bytes);
             }
-            (Verdict::RepeatRtu, State::Established { rtu: Some(rtu) }) => {
+            (Verdict::RepeatRtu, State::Established { rtu: Some(rtu), .. }) => {
                 let bytes = **rtu;
                 self.send_bytes(to, MadKind::Rtu, bytes);
             }
@@ -166,8 +187,10 @@ impl Agent {
             return;
         }
         let Some(comm) = self.tables.comms.get_mut(handle) else { return };
-        if let State::ReqSent(retry) | State::RepSent(retry) = &mut comm.state
-            && let Some(due) = retry.extend(cx.now, mra.service_timeout.duration(), self.config.mra_cap)
+        let cap = (self.config.mra_cap, self.config.mra_max);
+        if let State::ReqSent(retry) | State::RepSent(retry) | State::Established { lap: Lap::Sent { retry, .. }, .. } =
+            &mut comm.state
+            && let Some(due) = retry.extend(cx.now, mra.service_timeout.duration(), cap)
         {
             self.tables.set_due(handle, Some(due));
         }
@@ -175,6 +198,9 @@ impl Agent {
 
     fn on_rej(&mut self, cx: &Arrived<'_>, rej: &Rej) {
         let Some(handle) = self.find_rejected(cx, rej) else { return };
+        if self.not_there_yet(handle, rej.reason) {
+            return;
+        }
         let timewait = match self.verdict(handle, Incoming::Rej(rej.reason)) {
             Verdict::End => false,
             Verdict::TimeWait => true,
@@ -221,7 +247,7 @@ impl Agent {
             self.unmatched(cx);
             return None;
         }
-        if comm.path.remote != cx.from.remote {
+        if !comm.is_from(cx.from.remote) {
             self.stranger(cx);
             return None;
         }

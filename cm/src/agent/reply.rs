@@ -4,9 +4,9 @@ use uroce::types::{Qpn, RnrRetry};
 
 use super::gate::Outcome;
 use super::receive::{Arrived, Refused};
-use super::{Agent, CmEvent, Rejection, Reply};
-use crate::comm::{CommId, Incoming, State, Verdict};
-use crate::wire::{Ari, PrivateData, Rej, RejReason, RejectedMessage, Rep, Rtu, TransportService};
+use super::{Agent, CmEvent, Reply};
+use crate::comm::{CommId, Incoming, Lap, Patience, State, Verdict};
+use crate::wire::{PrivateData, Rej, RejInfo, RejReason, RejectedMessage, Rep, Rtu, TransportService};
 
 impl Agent {
     pub(super) fn on_rep(&mut self, cx: &Arrived<'_>, rep: &Rep) {
@@ -24,18 +24,11 @@ impl Agent {
         if let Err(refused) = checked {
             let (reason, ari) = (refused.reason, refused.ari);
             self.refuse_rep(cx, rep, &refused);
-            self.emit(CmEvent::Rejected(Box::new(Rejection {
-                comm: handle,
-                message: RejectedMessage::Rep,
-                reason,
-                ari,
-                private_data: PrivateData::EMPTY,
-                timewait: false,
-            })));
+            self.reject_locally(handle, RejectedMessage::Rep, reason, ari);
             self.tables.remove(handle);
             return;
         }
-        self.take_rep(handle, rep);
+        self.take_rep(cx, handle, rep);
     }
 
     fn refuse_rep(&mut self, cx: &Arrived<'_>, rep: &Rep, refused: &Refused) {
@@ -60,13 +53,14 @@ impl Agent {
         // into the REP, and Linux takes it.
         let most = self.config.max_responder_resources;
         if comm.transport == TransportService::Rc && rep.initiator_depth > most.max(comm.responder_resources) {
-            return Err(Refused { reason: RejReason::InsufficientResponderResources, ari: Ari::new(&[most]) });
+            return Err(Refused::new(RejReason::InsufficientResponderResources, RejInfo::ResponderResources(most)));
         }
         Ok(())
     }
 
     /// The REP answers our REQ.
-    fn take_rep(&mut self, handle: CommId, rep: &Rep) {
+    fn take_rep(&mut self, cx: &Arrived<'_>, handle: CommId, rep: &Rep) {
+        self.tables.end_rendezvous(handle);
         let Some(comm) = self.tables.comms.get_mut(handle) else { return };
         comm.remote_id = rep.local_comm_id;
         comm.remote_guid = Some(rep.ca_guid);
@@ -77,8 +71,12 @@ impl Agent {
         comm.remote_srq = rep.srq;
         // The REP says how long the peer wants to be asked for receives.
         comm.rnr_retry = RnrRetry::new(rep.rnr_retry_count).unwrap_or(comm.rnr_retry);
+        // The alternate path that we offered, unless the peer cannot or will not have it.
+        comm.alternate = comm.alternate.take().filter(|_| rep.failover_accepted == 0);
         let terms = comm.terms();
-        self.tables.set_state(handle, State::RepRcvd { mra_sent: false }, None);
+        let patience = Patience { mra_sent: false, deadline: cx.now + self.config.consumer_cap };
+        let due = self.mra_due(cx.now, self.config.response_timeout.duration(), &patience);
+        self.tables.set_state(handle, State::RepRcvd(patience), Some(due));
         self.tables.index(handle);
         if let Some(terms) = terms {
             self.emit(CmEvent::Reply(Box::new(Reply {
@@ -95,7 +93,7 @@ impl Agent {
     pub(super) fn on_rtu(&mut self, cx: &Arrived<'_>, rtu: &Rtu) {
         let Some(handle) = self.find(cx, rtu.remote_comm_id, rtu.local_comm_id) else { return };
         if self.verdict(handle, Incoming::Rtu) == Verdict::Establish {
-            self.tables.set_state(handle, State::Established { rtu: None }, None);
+            self.tables.set_state(handle, State::Established { rtu: None, lap: Lap::Idle }, None);
             self.emit(CmEvent::Established { comm: handle, private_data: Box::new(rtu.private_data) });
         } else {
             self.out_of_place(cx);

@@ -1,16 +1,19 @@
 //! REQs: what is checked, who listens, who is refused.
 
-use uroce::types::{AckTimeout, PKey, Qpn, RetryCount, RnrRetry};
+use uroce::types::{AckTimeout, PKey, PathMtu, Qpn, RetryCount, RnrRetry};
 
 use super::gate::Outcome;
 use super::receive::{Arrived, Refused};
 use super::tables::Owner;
-use super::{Agent, CmEvent, ConnectRequest, MadAddress, Overflow, Rejection};
-use crate::comm::{Comm, Incoming, ListenerId, Path, State};
+use super::{Agent, CmEvent, ConnectRequest, MadAddress, Overflow};
+use crate::comm::{Comm, CommId, Incoming, ListenerId, Path, Patience, Role, State};
 use crate::wire::{
-    Ari, CaGuid, CommunicationId, IpHeader, PrivateData, Rej, RejReason, RejectedMessage, Req, ServiceId,
-    TransportService,
+    Ari, CaGuid, CommunicationId, IpHeader, PathRecord, PrivateData, Rej, RejInfo, RejReason, RejectedMessage, Req,
+    ServiceId, TransportService,
 };
+
+/// The hop limit that RoCEv2 puts in.
+const HOP_LIMIT: u8 = 64;
 
 /// Why a request has no listener.
 pub(super) enum NoListener {
@@ -33,6 +36,9 @@ impl Agent {
                 return;
             }
         }
+        if self.meet(cx, req) {
+            return;
+        }
         let result = self
             .check_req(cx.from, req)
             .and_then(|()| self.check_stale(cx, (req.ca_guid, req.local_qpn)))
@@ -43,7 +49,7 @@ impl Agent {
         }
     }
 
-    fn refuse_req(&mut self, cx: &Arrived<'_>, req: &Req, refused: &Refused) {
+    pub(super) fn refuse_req(&mut self, cx: &Arrived<'_>, req: &Req, refused: &Refused) {
         self.note(cx, Outcome::Refused(refused.reason));
         self.send_rej_of_req(cx, req, refused);
     }
@@ -62,7 +68,7 @@ impl Agent {
     }
 
     /// The fields of a REQ, each with the reason that the specification has for it.
-    fn check_req(&self, from: MadAddress, req: &Req) -> Result<(), Refused> {
+    pub(super) fn check_req(&self, from: MadAddress, req: &Req) -> Result<(), Refused> {
         if !matches!(req.transport, TransportService::Rc | TransportService::Uc) {
             return Err(RejReason::InvalidTransport.into());
         }
@@ -75,13 +81,20 @@ impl Agent {
         let path = &req.primary;
         if path.local_gid != from.remote || path.remote_gid != from.local {
             // The GIDs that we would have taken.
-            return Err(Refused { reason: RejReason::InvalidGid, ari: Ari::new(&from.local.to_bytes()) });
+            return Err(Refused::new(RejReason::InvalidGid, RejInfo::Gid(from.local)));
         }
         if path.hop_limit == 0 {
-            return Err(RejReason::InvalidHopLimit.into());
+            return Err(Refused::new(RejReason::InvalidHopLimit, RejInfo::HopLimit(HOP_LIMIT)));
+        }
+        let alternate = &req.alternate;
+        if alternate.is_present() && (alternate.local_gid.is_unspecified() || alternate.remote_gid.is_unspecified()) {
+            return Err(RejReason::InvalidAltGid.into());
+        }
+        if alternate.is_present() && alternate.hop_limit == 0 {
+            return Err(Refused::new(RejReason::InvalidAltHopLimit, RejInfo::HopLimit(HOP_LIMIT)));
         }
         if req.path_mtu().is_none_or(|mtu| mtu > self.config.max_mtu) {
-            return Err(Refused { reason: RejReason::InvalidMtu, ari: Ari::new(&[self.config.max_mtu.code()]) });
+            return Err(Refused::new(RejReason::InvalidMtu, RejInfo::Mtu(self.config.max_mtu)));
         }
         Ok(())
     }
@@ -99,15 +112,8 @@ impl Agent {
                     self.start_disconnect(cx.now, old, PrivateData::EMPTY);
                 }
                 // Our QP is not part of it yet: the old request is over, and the new one takes its place.
-                State::ReqRcvd { .. } => {
-                    self.emit(CmEvent::Rejected(Box::new(Rejection {
-                        comm: old,
-                        message: RejectedMessage::Req,
-                        reason: RejReason::StaleConnection,
-                        ari: Ari::EMPTY,
-                        private_data: PrivateData::EMPTY,
-                        timewait: false,
-                    })));
+                State::ReqRcvd(_) => {
+                    self.reject_locally(old, RejectedMessage::Req, RejReason::StaleConnection, Ari::EMPTY);
                     self.tables.remove(old);
                     return Ok(());
                 }
@@ -164,54 +170,64 @@ impl Agent {
             }
             return;
         }
-        let Some(comm) = self.passive(cx, req, listener) else { return };
-        let (path, retry_count, rnr_retry) = (comm.path, comm.retry_count, comm.rnr_retry);
-        let (responder_resources, initiator_depth) = (comm.responder_resources, comm.initiator_depth);
+        let Some(comm) = self.passive(cx, req, Some(listener)) else { return };
+        let State::ReqRcvd(patience) = comm.state else { return };
+        let due = self.mra_due(cx.now, req.remote_response_timeout.duration(), &patience);
         let Some(handle) = self.tables.insert(comm) else { return };
         self.note_half_open(handle);
-        self.emit(CmEvent::ConnectRequest(Box::new(ConnectRequest {
+        self.tables.set_due(handle, Some(due));
+        if let Some(event) = self.request_event(cx, handle, req, ip) {
+            self.emit(CmEvent::ConnectRequest(Box::new(event)));
+        }
+    }
+
+    /// What the consumer is told of a REQ that made this communication.
+    pub(super) fn request_event(
+        &self,
+        cx: &Arrived<'_>,
+        handle: CommId,
+        req: &Req,
+        ip: Option<IpHeader>,
+    ) -> Option<ConnectRequest> {
+        let comm = self.tables.comms.get(handle)?;
+        Some(ConnectRequest {
             comm: handle,
-            listener,
+            listener: comm.listener,
             from: cx.from,
             service_id: req.service_id,
             ip,
             transport: req.transport,
-            path,
+            path: comm.path,
+            alternate: comm.alternate.as_deref().copied(),
             remote_qpn: req.local_qpn,
-            responder_resources,
-            initiator_depth,
-            retry_count,
-            rnr_retry,
+            responder_resources: comm.responder_resources,
+            initiator_depth: comm.initiator_depth,
+            retry_count: comm.retry_count,
+            rnr_retry: comm.rnr_retry,
             flow_control: req.flow_control,
             srq: req.srq,
             private_data: req.private_data,
-        })));
+        })
     }
 
     /// The passive side of a REQ whose fields were checked.
-    fn passive(&mut self, cx: &Arrived<'_>, req: &Req, listener: ListenerId) -> Option<Comm> {
-        let path = Path {
-            local: cx.from.local,
-            remote: cx.from.remote,
-            flow_label: req.primary.flow_label,
-            traffic_class: req.primary.traffic_class,
-            hop_limit: req.primary.hop_limit,
-            service_level: req.primary.service_level,
-            mtu: req.path_mtu()?,
-            ack_timeout: match req.primary.local_ack_timeout() {
-                // "Never" would leave our QP waiting for a peer that is gone.
-                AckTimeout::NEVER => AckTimeout::DEFAULT,
-                timeout => timeout,
-            },
-        };
+    pub(super) fn passive(&mut self, cx: &Arrived<'_>, req: &Req, listener: Option<ListenerId>) -> Option<Comm> {
+        let mtu = req.path_mtu()?;
+        let path = path_of(&req.primary, mtu);
+        let alternate = req.alternate.is_present().then(|| Box::new(path_of(&req.alternate, mtu)));
+        let deadline = cx.now + self.config.consumer_cap;
         Some(Comm {
-            listener: Some(listener),
+            source: cx.from.remote,
+            role: Role::Passive,
+            listener,
+            rendezvous: None,
             local_id: self.draw_ids().comm_id,
             remote_id: req.local_comm_id,
             remote_guid: Some(req.ca_guid),
             local_qpn: None,
             remote_qpn: Some(req.local_qpn),
             path,
+            alternate,
             transaction: cx.transaction(),
             transport: req.transport,
             sq_psn: req.starting_psn,
@@ -223,8 +239,26 @@ impl Agent {
             remote_srq: req.srq,
             peer_response: req.local_response_timeout.duration(),
             peer_retries: req.max_cm_retries,
-            state: State::ReqRcvd { mra_sent: false },
+            state: State::ReqRcvd(Patience { mra_sent: false, deadline }),
             due: None,
         })
+    }
+}
+
+/// A path of a REQ, seen from its receiver.
+fn path_of(record: &PathRecord, mtu: PathMtu) -> Path {
+    Path {
+        local: record.remote_gid,
+        remote: record.local_gid,
+        flow_label: record.flow_label,
+        traffic_class: record.traffic_class,
+        hop_limit: record.hop_limit,
+        service_level: record.service_level,
+        mtu,
+        ack_timeout: match record.local_ack_timeout() {
+            // "Never" would leave our QP waiting for a peer that is gone.
+            AckTimeout::NEVER => AckTimeout::DEFAULT,
+            timeout => timeout,
+        },
     }
 }

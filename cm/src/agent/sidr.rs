@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uroce::rng::Rng;
 use uroce::table::{NumberMap, Slab};
 use uroce::time::{Duration, Instant};
-use uroce::types::{Gid, PKey, QKey, Qpn};
+use uroce::types::{Gid, PKey, Qpn};
 
 use super::gate::Outcome;
 use super::receive::Arrived;
@@ -291,15 +291,8 @@ impl Agent {
     }
 
     pub(super) fn send_sidr_refusal(&mut self, cx: &Arrived<'_>, req: &SidrReq, status: SidrStatus) {
-        let rep = SidrRep {
-            request_id: req.request_id,
-            status,
-            qpn: Qpn::default(),
-            service_id: req.service_id,
-            qkey: QKey::default(),
-            info: Ari::EMPTY,
-            private_data: PrivateData::EMPTY,
-        };
+        let (request_id, service_id) = (req.request_id, req.service_id);
+        let rep = SidrRep { request_id, service_id, ..SidrRep::refusal(status) };
         self.send(cx.from, cx.transaction(), rep);
     }
 

@@ -1,4 +1,4 @@
-//! The agent's tables: communications, listeners, TIMEWAIT, and the keys that find them.
+//! The agent's tables: communications, listeners, and the keys that find them.
 //!
 //! Keys that a peer chooses (GUIDs, its ids and QPNs) are in ordered maps, which no choice of keys can slow down; ours
 //! are in maps keyed by the seed. Nothing is iterated in hash order.
@@ -6,32 +6,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use uroce::rng::Rng;
-use uroce::table::{Handle, NumberMap, Slab};
-use uroce::time::{Duration, Instant};
+use uroce::table::{NumberMap, Slab};
+use uroce::time::Instant;
 use uroce::types::{Gid, Qpn};
 
+use super::timewait::TimeWait;
 use super::types::{AddressFilter, Limits};
 use crate::comm::{Comm, CommId, ListenerId, State, kind};
 use crate::wire::{CaGuid, CommunicationId, ServiceId};
-
-/// Tag of TIMEWAIT records.
-pub(super) enum TimeWaitKind {}
-type TimeWaitId = Handle<TimeWaitKind>;
 
 /// A peer: its GUID as seen from its address. A GUID alone is what anybody may claim.
 pub(super) type Peer = (Gid, CaGuid);
 
 fn peer_of(comm: &Comm) -> Option<Peer> {
-    Some((comm.path.remote, comm.remote_guid?))
-}
-
-/// What is left of a connection until its last packets are gone.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TimeWait {
-    pub(super) comm: CommId,
-    remote: Option<(Peer, Qpn)>,
-    local_qpn: Option<Qpn>,
-    due: Instant,
+    Some((comm.source, comm.remote_guid?))
 }
 
 /// A listener.
@@ -48,29 +36,30 @@ pub(super) struct Listener {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Live(CommId),
-    TimeWait(TimeWaitId),
+    TimeWait,
 }
 
 /// Whose timer is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     Comm(CommId),
-    TimeWait(TimeWaitId),
+    /// The TIMEWAIT that ends first.
+    TimeWait,
 }
 
 pub(super) struct Tables {
     pub(super) comms: Slab<kind::Comm, Comm>,
     pub(super) listeners: Slab<kind::Listener, Listener>,
-    timewait: Slab<TimeWaitKind, TimeWait>,
+    pub(super) timewait: TimeWait,
     by_local_id: NumberMap<CommId>,
-    by_local_qpn: NumberMap<Owner>,
+    by_local_qpn: NumberMap<CommId>,
     by_remote_id: BTreeMap<(Peer, CommunicationId), CommId>,
-    by_remote_qpn: BTreeMap<(Peer, u32), Owner>,
+    by_remote_qpn: BTreeMap<(Peer, u32), CommId>,
     by_service: BTreeMap<ServiceId, Vec<ListenerId>>,
+    /// Our REQs that wait for a peer's own: by service and the peer's address.
+    rendezvous: BTreeMap<(ServiceId, Gid), CommId>,
     timers: BTreeSet<(Instant, CommId)>,
-    timewait_timers: BTreeSet<(Instant, TimeWaitId)>,
     half_open: usize,
-    limits: Limits,
 }
 
 impl Tables {
@@ -78,29 +67,24 @@ impl Tables {
         Self {
             comms: Slab::new(limits.comms),
             listeners: Slab::new(limits.listeners),
-            timewait: Slab::new(limits.timewait),
+            timewait: TimeWait::new(limits.timewait, rng),
             by_local_id: NumberMap::new(rng.next_u64()),
             by_local_qpn: NumberMap::new(rng.next_u64()),
             by_remote_id: BTreeMap::new(),
             by_remote_qpn: BTreeMap::new(),
             by_service: BTreeMap::new(),
+            rendezvous: BTreeMap::new(),
             timers: BTreeSet::new(),
-            timewait_timers: BTreeSet::new(),
             half_open: 0,
-            limits,
         }
     }
 
     pub(super) const fn set_limits(&mut self, limits: Limits) {
-        self.limits = limits;
+        self.timewait.set_limit(limits.timewait);
     }
 
     pub(super) const fn half_open(&self) -> usize {
         self.half_open
-    }
-
-    pub(super) fn timewait_len(&self) -> usize {
-        self.timewait.len()
     }
 
     pub(super) fn by_local_id(&self, id: CommunicationId) -> Option<CommId> {
@@ -112,25 +96,29 @@ impl Tables {
     }
 
     pub(super) fn owner_of_remote_qp(&self, peer: Peer, qpn: Qpn) -> Option<Owner> {
-        self.by_remote_qpn.get(&(peer, qpn.get())).copied()
+        match self.by_remote_qpn.get(&(peer, qpn.get())) {
+            Some(comm) => Some(Owner::Live(*comm)),
+            None => self.timewait.has_remote(peer, qpn).then_some(Owner::TimeWait),
+        }
     }
 
     /// Whether our QP `qpn` belongs to another communication than `comm`, or waits.
     pub(super) fn is_local_qp_busy(&self, qpn: Qpn, comm: Option<CommId>) -> bool {
-        match self.by_local_qpn.get(qpn.get()) {
-            None => false,
-            Some(Owner::Live(other)) => Some(*other) != comm,
-            Some(Owner::TimeWait(_)) => true,
-        }
+        let other = self.by_local_qpn.get(qpn.get());
+        other.is_some_and(|other| Some(*other) != comm) || self.timewait.has_local(qpn)
     }
 
     /// Stores a communication under its keys; `None` when the table is full.
     pub(super) fn insert(&mut self, comm: Comm) -> Option<CommId> {
         let (local, half_open) = (comm.local_id, comm.state.is_half_open());
         let listener = comm.listener.filter(|_| comm.state.is_pending());
+        let meeting = comm.rendezvous.as_ref().map(|r| (r.service_id, comm.source));
         let handle = self.comms.insert(comm)?;
         if let Some(listener) = listener.and_then(|l| self.listeners.get_mut(l)) {
             listener.pending += 1;
+        }
+        if let Some(key) = meeting {
+            self.rendezvous.insert(key, handle);
         }
         self.by_local_id.insert(local.get(), handle);
         self.half_open += usize::from(half_open);
@@ -138,16 +126,29 @@ impl Tables {
         Some(handle)
     }
 
+    /// Our REQ that waits for one from there, if there is any.
+    pub(super) fn rendezvous(&self, service: ServiceId, source: Gid) -> Option<CommId> {
+        self.rendezvous.get(&(service, source)).copied()
+    }
+
+    /// It is clear by now who is active: a communication between equals becomes one like any other.
+    pub(super) fn end_rendezvous(&mut self, handle: CommId) {
+        let Some(comm) = self.comms.get_mut(handle) else { return };
+        if let Some(meeting) = comm.rendezvous.take() {
+            self.rendezvous.remove(&(meeting.service_id, comm.source));
+        }
+    }
+
     /// Adds the keys that a communication has by now.
     pub(super) fn index(&mut self, handle: CommId) {
         let Some(comm) = self.comms.get(handle) else { return };
         if let Some(qpn) = comm.local_qpn {
-            self.by_local_qpn.insert(qpn.get(), Owner::Live(handle));
+            self.by_local_qpn.insert(qpn.get(), handle);
         }
         let Some(peer) = peer_of(comm) else { return };
         self.by_remote_id.insert((peer, comm.remote_id), handle);
         if let Some(qpn) = comm.remote_qpn {
-            self.by_remote_qpn.insert((peer, qpn.get()), Owner::Live(handle));
+            self.by_remote_qpn.insert((peer, qpn.get()), handle);
         }
     }
 
@@ -178,6 +179,7 @@ impl Tables {
     /// Takes a communication out of all tables.
     pub(super) fn remove(&mut self, handle: CommId) -> Option<Comm> {
         self.set_due(handle, None);
+        self.end_rendezvous(handle);
         let comm = self.comms.remove(handle)?;
         let pending = comm.state.is_pending();
         if let Some(listener) = comm.listener.filter(|_| pending).and_then(|l| self.listeners.get_mut(l)) {
@@ -185,7 +187,7 @@ impl Tables {
         }
         self.half_open -= usize::from(comm.state.is_half_open());
         self.by_local_id.remove(comm.local_id.get());
-        let ours = Owner::Live(handle);
+        let ours = handle;
         if let Some(qpn) = comm.local_qpn
             && self.by_local_qpn.get(qpn.get()) == Some(&ours)
         {
@@ -204,62 +206,23 @@ impl Tables {
         Some(comm)
     }
 
-    /// Turns a communication into a TIMEWAIT record that lasts `wait`. Returns the communication of an older
-    /// record that was forgotten for it.
-    pub(super) fn enter_timewait(&mut self, now: Instant, handle: CommId, wait: Duration) -> Option<CommId> {
+    /// Turns a communication into a TIMEWAIT record that lasts until `due`. Returns the communication of an older record
+    /// that was forgotten for it.
+    pub(super) fn enter_timewait(&mut self, handle: CommId, due: Instant) -> Option<CommId> {
         let comm = self.remove(handle)?;
-        let evicted = if self.timewait.len() >= self.limits.timewait { self.evict_timewait() } else { None };
-        let record = TimeWait {
-            comm: handle,
-            remote: peer_of(&comm).zip(comm.remote_qpn),
-            local_qpn: comm.local_qpn,
-            due: now + wait,
-        };
-        let Some(id) = self.timewait.insert(record) else { return evicted };
-        self.timewait_timers.insert((record.due, id));
-        if let Some(qpn) = record.local_qpn {
-            self.by_local_qpn.insert(qpn.get(), Owner::TimeWait(id));
-        }
-        if let Some((peer, qpn)) = record.remote {
-            self.by_remote_qpn.insert((peer, qpn.get()), Owner::TimeWait(id));
-        }
-        evicted
-    }
-
-    /// Forgets the TIMEWAIT record that would end first.
-    fn evict_timewait(&mut self) -> Option<CommId> {
-        let (_, id) = *self.timewait_timers.first()?;
-        self.exit_timewait(id)
-    }
-
-    /// Ends a TIMEWAIT; returns the communication that it was.
-    pub(super) fn exit_timewait(&mut self, id: TimeWaitId) -> Option<CommId> {
-        let record = self.timewait.remove(id)?;
-        self.timewait_timers.remove(&(record.due, id));
-        let ours = Owner::TimeWait(id);
-        if let Some(qpn) = record.local_qpn
-            && self.by_local_qpn.get(qpn.get()) == Some(&ours)
-        {
-            self.by_local_qpn.remove(qpn.get());
-        }
-        if let Some((peer, qpn)) = record.remote
-            && self.by_remote_qpn.get(&(peer, qpn.get())) == Some(&ours)
-        {
-            self.by_remote_qpn.remove(&(peer, qpn.get()));
-        }
-        Some(record.comm)
+        self.timewait.enter(handle, peer_of(&comm).zip(comm.remote_qpn), comm.local_qpn, due)
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
         let comm = self.timers.first().map(|(at, _)| *at);
-        let timewait = self.timewait_timers.first().map(|(at, _)| *at);
+        let timewait = self.timewait.next_due();
         comm.into_iter().chain(timewait).min()
     }
 
     /// A timer that is due by `now`. It stays until its owner sets another or goes.
     pub(super) fn due_by(&self, now: Instant) -> Option<Timer> {
-        if let Some((_, id)) = self.timewait_timers.first().filter(|(at, _)| *at <= now) {
-            return Some(Timer::TimeWait(*id));
+        if self.timewait.next_due().is_some_and(|at| at <= now) {
+            return Some(Timer::TimeWait);
         }
         self.timers.first().filter(|(at, _)| *at <= now).map(|(_, id)| Timer::Comm(*id))
     }

@@ -1,15 +1,17 @@
 //! What time says.
 
-use uroce::time::Instant;
+use uroce::time::{Duration, Instant};
 
 use super::tables::Timer;
 use super::{Agent, CmEvent, DisconnectCause, address_of};
-use crate::comm::{CommId, State};
+use crate::comm::{CommId, Patience, State};
 use crate::retry::Due;
-use crate::wire::{MadKind, PrivateData, RejectedMessage};
+use crate::wire::{MadKind, Mra, MraedMessage, PrivateData, RejReason, RejectedMessage};
 
 /// Timers handled in one call, so that many at once do not hold up the data path; the rest are due at once.
 const TIMERS_PER_CALL: usize = 256;
+/// An MRA is not sent sooner than this: a consumer that answers at once needs none.
+const MRA_LEAST: Duration = Duration::from_millis(1);
 
 impl Agent {
     /// Handles the timers that are due, at most 256 of them.
@@ -24,8 +26,8 @@ impl Agent {
             }
             match self.tables.due_by(now) {
                 None => return,
-                Some(Timer::TimeWait(id)) => {
-                    if let Some(comm) = self.tables.exit_timewait(id) {
+                Some(Timer::TimeWait) => {
+                    if let Some(comm) = self.tables.timewait.exit() {
                         self.emit(CmEvent::TimewaitExit { comm });
                     }
                 }
@@ -58,15 +60,62 @@ impl Agent {
                 self.emit(CmEvent::Disconnected { comm: handle, cause: DisconnectCause::Agreed });
                 self.enter_timewait(now, handle);
             }
-            // The consumer's time has no end of ours.
-            State::ReqRcvd { .. } | State::RepRcvd { .. } | State::Established { .. } => {
-                self.tables.set_due(handle, None);
+            State::ReqRcvd(patience) | State::RepRcvd(patience) => {
+                if now >= patience.deadline {
+                    self.refuse_for_consumer(handle);
+                } else {
+                    self.send_mra(now, handle);
+                }
             }
+            State::Established { .. } => self.on_lap_due(now, handle),
         }
     }
 
+    /// When a consumer that thinks needs an MRA: halfway through the time that the peer waits.
+    pub(super) fn mra_due(&self, now: Instant, peer_waits: Duration, patience: &Patience) -> Instant {
+        (now + (peer_waits / 2).max(MRA_LEAST)).min(patience.deadline)
+    }
+
+    /// When the next one is due: well before the time that the last asked for is over.
+    pub(super) fn mra_again(&self, now: Instant) -> Instant {
+        now + (self.config.service_timeout.duration() * 3 / 4).max(MRA_LEAST)
+    }
+
+    /// The consumer still thinks: asks the peer for time.
+    pub(super) fn send_mra(&mut self, now: Instant, handle: CommId) {
+        let again = self.mra_again(now);
+        let Some(comm) = self.tables.comms.get_mut(handle) else { return };
+        let (patience, message) = match &mut comm.state {
+            State::ReqRcvd(patience) => (patience, MraedMessage::Req),
+            State::RepRcvd(patience) => (patience, MraedMessage::Rep),
+            _ => return,
+        };
+        patience.mra_sent = true;
+        let due = again.min(patience.deadline);
+        let mra = Mra {
+            local_comm_id: comm.local_id,
+            remote_comm_id: comm.remote_id,
+            message,
+            service_timeout: self.config.service_timeout,
+            private_data: PrivateData::EMPTY,
+        };
+        let (to, transaction) = (address_of(comm), comm.transaction);
+        self.send(to, transaction, mra);
+        self.tables.set_due(handle, Some(due));
+    }
+
+    /// The consumer's time is over: the peer hears that nobody answers, and so does the consumer.
+    fn refuse_for_consumer(&mut self, handle: CommId) {
+        let Some(comm) = self.tables.comms.get(handle) else { return };
+        let message = if comm.state.is_pending() { RejectedMessage::Req } else { RejectedMessage::Rep };
+        let (rej, to, transaction) = (self.gave_up(comm, message), address_of(comm), comm.transaction);
+        self.send(to, transaction, rej);
+        self.reject_locally(handle, message, RejReason::Timeout, rej.ari);
+        self.tables.remove(handle);
+    }
+
     /// Nobody answered.
-    pub(super) fn give_up(&mut self, now: Instant, handle: CommId, kind: MadKind, spent: (u32, uroce::time::Duration)) {
+    pub(super) fn give_up(&mut self, now: Instant, handle: CommId, kind: MadKind, spent: (u32, Duration)) {
         let (tries, elapsed) = spent;
         if kind == MadKind::Dreq {
             let cause = DisconnectCause::NoAnswer { tries, elapsed };

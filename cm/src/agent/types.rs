@@ -8,8 +8,8 @@ use uroce::types::{Gid, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry};
 use crate::comm::{CommId, ConnectionTerms, ListenerId, Path, SidrId};
 use crate::retry::RetryPolicy;
 use crate::wire::{
-    Ari, CaGuid, CmTimeout, IpHeader, MAD_LEN, MadKind, PrivateData, PrivateDataTooLong, RejReason, RejectedMessage,
-    ServiceId, SidrStatus, TransportService,
+    AprStatus, Ari, CaGuid, CmTimeout, IpHeader, MAD_LEN, MadKind, PrivateData, PrivateDataTooLong, RejInfo, RejReason,
+    RejectedMessage, ServiceId, SidrStatus, TransportService,
 };
 
 /// Between whom a MAD travels: QP1 of `local` and QP1 of `remote`.
@@ -90,8 +90,12 @@ pub struct Config {
     pub service_timeout: CmTimeout,
     /// How long a peer's MRAs can stretch one message in all.
     pub mra_cap: Duration,
-    /// How long the consumer may take to answer a request. Then it is refused for it.
+    /// How many MRAs for one message are heard.
+    pub mra_max: u8,
+    /// How long the consumer may take to answer a REQ, REP, LAP or SIDR_REQ. Then it is refused for it.
     pub consumer_cap: Duration,
+    /// How long TIMEWAIT lasts at most, whatever ACK timeout a peer names.
+    pub timewait_cap: Duration,
     /// A DREQ that the consumer does not answer by `disconnect` is answered after this.
     pub drep_delay: Duration,
     /// Greatest path MTU accepted.
@@ -114,7 +118,9 @@ impl Default for Config {
             response_timeout: CmTimeout::DEFAULT_RESPONSE,
             service_timeout: CmTimeout::DEFAULT_SERVICE,
             mra_cap: Duration::from_secs(120),
+            mra_max: 8,
             consumer_cap: Duration::from_secs(120),
+            timewait_cap: Duration::from_secs(20),
             drep_delay: Duration::from_secs(1),
             max_mtu: PathMtu::B4096,
             max_responder_resources: 128,
@@ -187,8 +193,35 @@ pub struct ConnectParams<'a> {
     pub rnr_retry: RnrRetry,
     /// End-to-end credits.
     pub flow_control: bool,
+    /// Another way that the connection may take; its MTU is that of `path`.
+    pub alternate: Option<Path>,
+    /// The peer asks for the same service at the same time: there is no listener, and whose GUID is less becomes passive
+    /// and gets a [`CmEvent::ConnectRequest`] for this communication.
+    pub peer_to_peer: bool,
     /// At most 92 bytes, an [`IpHeader`] included.
     pub private_data: &'a [u8],
+}
+
+/// What becomes of the alternate path that a REQ offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Failover {
+    /// Taken; also said when none was offered.
+    Accepted,
+    /// Our QP has no alternate path.
+    #[default]
+    Unsupported,
+    /// This one is refused.
+    Refused,
+}
+
+impl Failover {
+    pub(super) const fn code(self) -> u8 {
+        match self {
+            Self::Accepted => 0,
+            Self::Unsupported => 1,
+            Self::Refused => 2,
+        }
+    }
 }
 
 /// What a connection is accepted with.
@@ -208,6 +241,8 @@ pub struct AcceptParams<'a> {
     pub rnr_retry: RnrRetry,
     /// End-to-end credits.
     pub flow_control: bool,
+    /// What becomes of the REQ's alternate path.
+    pub failover: Failover,
     /// At most 196 bytes.
     pub private_data: &'a [u8],
 }
@@ -217,8 +252,8 @@ pub struct AcceptParams<'a> {
 pub struct ConnectRequest {
     /// The communication; answer with `accept` or `reject`.
     pub comm: CommId,
-    /// Who is asked.
-    pub listener: ListenerId,
+    /// Who is asked; `None` when our own REQ met that of an equal.
+    pub listener: Option<ListenerId>,
     /// Between whom.
     pub from: MadAddress,
     /// What is asked for.
@@ -229,6 +264,8 @@ pub struct ConnectRequest {
     pub transport: TransportService,
     /// Where it shall run.
     pub path: Path,
+    /// Where it may move.
+    pub alternate: Option<Path>,
     /// The peer's QP.
     pub remote_qpn: Qpn,
     /// The most that `accept` may serve: the *initiator depth* of the REQ.
@@ -369,6 +406,40 @@ pub struct Rejection {
     pub timewait: bool,
 }
 
+impl Rejection {
+    /// What the additional information says.
+    #[must_use]
+    pub fn info(&self) -> RejInfo {
+        RejInfo::parse(self.reason, &self.ari)
+    }
+}
+
+/// A peer's offer of an alternate path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathOffer {
+    /// The communication; answer with `answer_alternate`.
+    pub comm: CommId,
+    /// The path, seen from this side.
+    pub path: Path,
+    /// All of it.
+    pub private_data: PrivateData<168>,
+}
+
+/// The answer to an offer of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathAnswer {
+    /// The communication.
+    pub comm: CommId,
+    /// The path that was offered.
+    pub path: Path,
+    /// What became of it.
+    pub status: AprStatus,
+    /// Additional information whose meaning the status gives.
+    pub info: Ari,
+    /// All of it.
+    pub private_data: PrivateData<148>,
+}
+
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DisconnectCause {
@@ -431,6 +502,19 @@ pub enum CmEvent {
         /// The communication.
         comm: CommId,
     },
+    /// A peer offers an alternate path.
+    PathOffered(Box<PathOffer>),
+    /// A peer answers our offer. On success both sides load the path.
+    PathAnswered(Box<PathAnswer>),
+    /// Nobody answered our offer of an alternate path; the connection goes on without.
+    PathUnanswered {
+        /// The communication.
+        comm: CommId,
+        /// How often it was sent.
+        tries: u32,
+        /// From the first sending to the verdict.
+        elapsed: Duration,
+    },
     /// A peer asks which datagram QP serves.
     ServiceRequest(Box<ServiceRequest>),
     /// The consumer took too long for a [`CmEvent::ServiceRequest`].
@@ -474,6 +558,12 @@ pub enum CmError {
     /// The QP is in use by another communication, or in TIMEWAIT.
     #[error("QP {0} is in use by another communication or in TIMEWAIT")]
     QpBusy(Qpn),
+    /// Only the side that sent the REQ offers alternate paths.
+    #[error("only the side that asked for the connection offers alternate paths")]
+    NotActive,
+    /// Another communication already meets this peer for this service.
+    #[error("already waiting for this peer with {0}")]
+    RendezvousTaken(ServiceId),
     /// Only RC and UC connect.
     #[error("transport {0:?} cannot be connected")]
     Transport(TransportService),

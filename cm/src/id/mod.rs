@@ -5,6 +5,7 @@
 //! the trait is implemented over librdmacm.
 
 mod address;
+mod alternate;
 mod datagram;
 mod software;
 mod translate;
@@ -155,7 +156,7 @@ pub trait RdmaCm {
     fn leave_multicast(&mut self, verbs: &mut dyn Verbs, id: IdHandle, group: IpAddr) -> Result<(), IdError>;
 
     /// Tells of an asynchronous event that the program took from its device: data before the RTU establishes a
-    /// connection, a changed GID table is read again. Others are ignored.
+    /// connection, a changed GID table is read again, a migrated QP takes its connection along. Others are ignored.
     fn on_async_event(&mut self, verbs: &mut dyn Verbs, event: &AsyncEvent);
 
     /// The next event.

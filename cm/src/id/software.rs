@@ -13,7 +13,7 @@ use super::RdmaCm;
 use super::address;
 use super::datagram::ready_datagram_qp;
 use super::types::{ConnParam, EventKind, IdError, IdEvent, IdHandle, IdOptions, ReadyQp, STATUS_NO_DEVICE, kind};
-use crate::agent::{AcceptParams, AddressFilter, Agent, CmError, Config, ConnectParams};
+use crate::agent::{AcceptParams, AddressFilter, Agent, CmError, Config, ConnectParams, Failover};
 use crate::comm::{CommId, CommState, ConnectionTerms, ListenerId, Path, SidrId};
 use crate::gsi::{Gsi, GsiConfig, GsiError};
 use crate::policy::Policy;
@@ -99,7 +99,7 @@ impl Id {
         }
     }
 
-    fn comm(&self, call: &'static str) -> Result<CommId, IdError> {
+    pub(super) fn comm(&self, call: &'static str) -> Result<CommId, IdError> {
         match self.stage {
             Stage::Comm(comm) => Ok(comm),
             _ => Err(IdError::WrongState(call)),
@@ -186,12 +186,47 @@ impl Cm {
         Ok(self.agent.establish(comm)?)
     }
 
-    /// Gives QP1 back. Connections end without a word.
+    /// Ends everything: connections get a DREQ, requests that wait a refusal, listeners are closed, ids are destroyed and
+    /// attached QPs moved to ERR. Then [`RdmaCm::poll`] until [`Cm::is_drained`], or for as long as there is time, and
+    /// [`Cm::destroy`].
+    pub fn shutdown(&mut self, now: Instant, verbs: &mut dyn Verbs) {
+        let ids: Vec<IdHandle> = self.ids.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            // Each is alive: destroying one destroys no other.
+            let _ = self.destroy_id(now, verbs, id);
+        }
+        self.gsi.send_all(verbs, &mut self.agent);
+    }
+
+    /// Whether, after a shutdown, nothing is left to say: all MADs are out, and no peer's answer is awaited.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        !self.agent.has_mad() && self.gsi.is_idle() && self.agent.communications() == 0
+    }
+
+    /// Gives QP1 back. What [`Cm::shutdown`] has not ended by now ends without a word.
     ///
     /// # Errors
     /// [`GsiError`].
     pub fn destroy(self, verbs: &mut dyn Verbs) -> Result<(), GsiError> {
         self.gsi.destroy(verbs)
+    }
+
+    /// Entries of the GID table moved or went: what was resolved before follows. ADDR_CHANGE for each id whose address is
+    /// gone.
+    fn on_gid_change(&mut self, verbs: &mut dyn Verbs) {
+        self.gsi.refresh_gids(verbs);
+        let gids = verbs.query_gids();
+        let bound: Vec<(IdHandle, Gid)> =
+            self.ids.iter().filter_map(|(handle, id)| Some((handle, id.gid?.1))).collect();
+        for (handle, gid) in bound {
+            let found = address::find(&gids, gid.ip());
+            match self.ids.get_mut(handle) {
+                Some(id) if found.is_some() => id.gid = found,
+                Some(_) => self.tell(handle, EventKind::AddrChange, 0),
+                None => {}
+            }
+        }
     }
 
     pub(super) fn get(&self, id: IdHandle) -> Result<&Id, IdError> {
@@ -234,6 +269,14 @@ impl Cm {
             // The program may have destroyed its QP, or moved it already.
             let _ = verbs.modify_qp(qp, QpTransition::Err.into());
         }
+    }
+
+    /// 20 random bits that give another UDP source port than `old`.
+    pub(super) fn fresh_flow_label(&mut self, old: u32) -> u32 {
+        let port = |label: u32| (label & 0x3FFF) ^ ((label & 0xF_C000) >> 14);
+        let label = self.rng.next_u32() & 0xF_FFFF;
+        // 0 leaves the port to the QPNs.
+        if label == 0 || port(label) == port(old) { (old ^ 1).max(2) } else { label }
     }
 
     fn ephemeral_port(&mut self) -> u16 {
@@ -466,6 +509,8 @@ impl RdmaCm for Cm {
                 retry_count: param.retry_count,
                 rnr_retry: param.rnr_retry_count,
                 flow_control: param.flow_control,
+                alternate: None,
+                peer_to_peer: false,
                 private_data: &private_data,
             },
         )?;
@@ -499,6 +544,7 @@ impl RdmaCm for Cm {
                 initiator_depth: param.initiator_depth,
                 rnr_retry: param.rnr_retry_count,
                 flow_control: param.flow_control,
+                failover: Failover::Unsupported,
                 private_data: param.private_data,
             },
         )?;
@@ -573,7 +619,12 @@ impl RdmaCm for Cm {
                     let _ = self.notify_established(id);
                 }
             }
-            AsyncEvent::GidChange => self.gsi.refresh_gids(verbs),
+            AsyncEvent::PathMigrated(qp) => {
+                if let Some(id) = self.by_qp.get(qp).copied() {
+                    self.on_migrated(verbs, id);
+                }
+            }
+            AsyncEvent::GidChange => self.on_gid_change(verbs),
             AsyncEvent::Probing(source) => {
                 if let Some(policy) = self.agent.policy_mut() {
                     policy.probing(*source);

@@ -53,6 +53,9 @@ impl Cm {
                         self.tell(id, EventKind::TimewaitExit, 0);
                     }
                 }
+                path @ (CmEvent::PathOffered(_) | CmEvent::PathAnswered(_) | CmEvent::PathUnanswered { .. }) => {
+                    self.on_path_event(verbs, &path);
+                }
                 service @ (CmEvent::ServiceRequest(_)
                 | CmEvent::ServiceReply(_)
                 | CmEvent::ServiceExpired { .. }
@@ -64,7 +67,7 @@ impl Cm {
 
     fn on_request(&mut self, verbs: &mut dyn Verbs, request: &ConnectRequest) {
         let Some((listen_id, listener)) =
-            self.by_listener.get(&request.listener).and_then(|id| self.ids.get(*id).map(|l| (*id, l)))
+            request.listener.and_then(|l| self.by_listener.get(&l)).and_then(|id| self.ids.get(*id).map(|l| (*id, l)))
         else {
             // The listener was destroyed meanwhile.
             self.refuse(request.comm, RejReason::InvalidServiceId);

@@ -22,7 +22,7 @@ pub mod kind {
 /// Names an id: a listener, or one side of a connection.
 pub type IdHandle = Handle<kind::Id>;
 
-/// Kinds of events, with the numbers of librdmacm.
+/// Kinds of events, with the numbers of librdmacm; ours begin at 0x100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum EventKind {
@@ -58,6 +58,12 @@ pub enum EventKind {
     AddrChange = 14,
     /// The QP may be used again.
     TimewaitExit = 15,
+    /// Not of rdma_cm: an alternate path was agreed on and loaded.
+    AlternateLoaded = 0x100,
+    /// Not of rdma_cm: it was not; the status is that of the APR or a negative error number.
+    AlternateError = 0x101,
+    /// Not of rdma_cm: the QP runs on its alternate path now.
+    PathMigrated = 0x102,
 }
 
 impl EventKind {
@@ -87,6 +93,9 @@ impl EventKind {
             Self::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
             Self::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
             Self::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            Self::AlternateLoaded => "UROCE_CM_EVENT_ALTERNATE_LOADED",
+            Self::AlternateError => "UROCE_CM_EVENT_ALTERNATE_ERROR",
+            Self::PathMigrated => "UROCE_CM_EVENT_PATH_MIGRATED",
         }
     }
 }
@@ -236,11 +245,19 @@ pub struct IdOptions {
     pub min_rnr_timer: RnrTimer,
     /// Greatest path MTU; the port's active one when absent.
     pub path_mtu: Option<PathMtu>,
+    /// Whether a peer's offer of an alternate path is taken, if its address is ours and the QP can load it.
+    pub accept_alternate: bool,
 }
 
 impl Default for IdOptions {
     fn default() -> Self {
-        Self { tos: 0, ack_timeout: AckTimeout::DEFAULT, min_rnr_timer: RnrTimer::DEFAULT, path_mtu: None }
+        Self {
+            tos: 0,
+            ack_timeout: AckTimeout::DEFAULT,
+            min_rnr_timer: RnrTimer::DEFAULT,
+            path_mtu: None,
+            accept_alternate: true,
+        }
     }
 }
 

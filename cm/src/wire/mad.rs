@@ -11,7 +11,7 @@ const HEADER_LEN: usize = MAD_LEN - BODY_LEN;
 const BASE_VERSION: u8 = 1;
 /// Management class of connection management.
 const CLASS: u8 = 0x07;
-const CLASS_VERSION: u8 = 2;
+pub(crate) const CLASS_VERSION: u8 = 2;
 /// Method Send: the only one of the class.
 const METHOD_SEND: u8 = 0x03;
 
@@ -235,6 +235,18 @@ impl Mad {
             attribute_modifier: u32::from_be_bytes([h[20], h[21], h[22], h[23]]),
         };
         Ok(Self { header, message: Message::parse(kind, &body) })
+    }
+
+    /// Of a MAD of another class version: kind, transaction and first word, which is all that a refusal needs. In a REQ the
+    /// word is the sender's communication id, in a SIDR_REQ the request id. `None` when anything else is wrong too.
+    pub(crate) fn parse_other_version(bytes: &[u8]) -> Option<(MadKind, TransactionId, u32)> {
+        let mut mad = *<&[u8; MAD_LEN]>::try_from(bytes).ok()?;
+        mad[2] = CLASS_VERSION;
+        let kind = Self::kind(&mad).ok()?;
+        let [_, _, _, _, _, _, _, _, t0, t1, t2, t3, t4, t5, t6, t7, ..] = mad;
+        let [.., w0, w1, w2, w3] = *mad.first_chunk::<{ HEADER_LEN + 4 }>()?;
+        let transaction = TransactionId::new(u64::from_be_bytes([t0, t1, t2, t3, t4, t5, t6, t7]));
+        Some((kind, transaction, u32::from_be_bytes([w0, w1, w2, w3])))
     }
 
     /// The kind of message alone, with the checks of [`Mad::parse`].

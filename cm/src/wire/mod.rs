@@ -9,6 +9,7 @@ mod bytes;
 mod drep;
 mod dreq;
 mod fields;
+mod info;
 mod ip_header;
 mod lap;
 mod mad;
@@ -28,8 +29,10 @@ pub use fields::{
     Ari, CaGuid, CmTimeout, CommunicationId, MraedMessage, PathRecord, PrivateData, PrivateDataTooLong,
     RejectedMessage, TransactionId, TransportService,
 };
+pub use info::{Redirect, RejInfo};
 pub use ip_header::{IpHeader, IpHeaderError};
 pub use lap::Lap;
+pub(crate) use mad::CLASS_VERSION;
 pub use mad::{MAD_LEN, Mad, MadError, MadHeader, MadKind, Message};
 pub use mra::Mra;
 pub use rej::{Rej, RejReason};

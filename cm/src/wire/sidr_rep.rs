@@ -75,6 +75,20 @@ impl SidrStatus {
 }
 
 impl SidrRep {
+    /// A refusal without a word, to request 0 of service 0.
+    #[must_use]
+    pub fn refusal(status: SidrStatus) -> Self {
+        Self {
+            request_id: 0,
+            status,
+            qpn: Qpn::default(),
+            service_id: ServiceId::new(0),
+            qkey: QKey::default(),
+            info: Ari::EMPTY,
+            private_data: PrivateData::EMPTY,
+        }
+    }
+
     pub(super) fn parse(body: &Body) -> Self {
         Self {
             request_id: u32_at::<0>(body),

@@ -183,6 +183,7 @@ fn a_peer_that_gave_up_is_found_by_its_guid() {
     let mut pair = Pair::with(1, impatient, exact());
     pair.listen(B);
     pair.answers[B] = false;
+    pair.fault(B, MadKind::Mra, 1, Fault::Drop);
     pair.connect(A);
     pair.run_until(at(100));
     assert_eq!(pair.told(A), ["Unreachable"]);
@@ -210,14 +211,16 @@ fn a_slow_consumer_is_covered_by_mra() {
     pair.listen(B);
     pair.answers[B] = false;
     let a = pair.connect(A);
-    pair.run_until(at(260));
-    // The repeated REQ shows that the client grows impatient; the MRA asks for 68.7 s.
+    pair.run_until(at(60));
+    assert_eq!(pair.ladder(B).len(), 0);
+    // Halfway through the 134 ms that the client's REQ promises, an MRA asks for 68.7 s.
+    pair.run_until(at(70));
     assert_eq!(pair.ladder(B), ["MRA"]);
     let Message::Mra(mra) = pair.sent[B][0].1.message else { panic!() };
     assert_eq!((mra.message, mra.service_timeout.code()), (MraedMessage::Req, 24));
     assert_eq!(pair.agents[A].state(a), Some(CommState::MraReqRcvd));
     pair.run_until(at(60_000));
-    assert_eq!(pair.sent_of(A, MadKind::Req).len(), 2, "the client waits");
+    assert_eq!(pair.sent_of(A, MadKind::Req).len(), 1, "the client waits");
     let CmEvent::ConnectRequest(req) = pair.events[B][0].1.clone() else { panic!() };
     assert_eq!(pair.agents[B].state(req.comm), Some(CommState::MraReqSent));
     pair.accept(B, req.comm);
@@ -226,14 +229,64 @@ fn a_slow_consumer_is_covered_by_mra() {
 }
 
 #[test]
+fn an_mra_that_is_lost_comes_again_with_the_next_repeat() {
+    let mut pair = Pair::new();
+    pair.listen(B);
+    pair.answers[B] = false;
+    pair.fault(B, MadKind::Mra, 1, Fault::Drop);
+    let a = pair.connect(A);
+    pair.run_until(at(1000));
+    assert_eq!((pair.ladder(A), pair.ladder(B)), (vec!["REQ", "REQ"], vec!["MRA", "MRA"]));
+    assert_eq!(pair.agents[A].state(a), Some(CommState::MraReqRcvd));
+}
+
+#[test]
+fn a_consumer_that_never_answers_is_answered_for() {
+    // A request, then a reply, that nobody looks at: 120 s, and not for ever.
+    for idle in [B, A] {
+        let mut pair = Pair::new();
+        pair.listen(B);
+        pair.answers[idle] = false;
+        pair.connect(A);
+        pair.run_until(at(119_000));
+        assert_eq!(pair.agents[idle].communications(), 1);
+        pair.run_until(at(125_000));
+        let (_, CmEvent::Rejected(rejection)) = pair.events[idle].last().unwrap() else { panic!() };
+        assert_eq!((rejection.reason, rejection.timewait), (RejReason::Timeout, false));
+        let other = 1 - idle;
+        assert!(pair.told(other).contains(&"Rejected"), "{:?}", pair.told(other));
+        assert_eq!([A, B].map(|side| pair.agents[side].communications()), [0, 0]);
+        assert_eq!([A, B].map(|side| pair.agents[side].poll_timeout()), [None, None]);
+    }
+}
+
+#[test]
+fn many_short_mras_have_a_limit_too() {
+    // The server asks for a little more time, again and again.
+    let client = Config { mra_max: 3, retry: RetryPolicy { retries: 2, ..exact().retry }, ..exact() };
+    let server = Config { service_timeout: uroce_cm::wire::CmTimeout::new(14).unwrap(), ..exact() };
+    let mut pair = Pair::with(1, client, server);
+    pair.listen(B);
+    pair.answers[B] = false;
+    pair.connect(A);
+    pair.run_until(at(60_000));
+    let (_, CmEvent::Unreachable { tries, elapsed, .. }) = pair.events[A][0] else { panic!() };
+    assert!(tries == 3 && elapsed < ms(5000), "{elapsed:?}");
+    assert!(pair.sent_of(B, MadKind::Mra).len() > 3);
+}
+
+#[test]
 fn a_slow_active_consumer_is_covered_by_mra_for_the_rep() {
     let mut pair = Pair::new();
     pair.listen(B);
     pair.answers[A] = false;
     let a = pair.connect(A);
-    pair.run_until(at(1100));
+    // Our REQ promised an answer within 1.07 s.
+    pair.run_until(at(530));
+    assert_eq!(pair.ladder(A), ["REQ"]);
+    pair.run_until(at(545));
     assert_eq!(pair.ladder(A), ["REQ", "MRA"]);
-    let (_, b) = (a, pair.terms[B][0].0);
+    let b = pair.terms[B][0].0;
     assert_eq!(pair.agents[B].state(b), Some(CommState::MraRepRcvd));
     pair.agents[A].confirm(a, b"").unwrap();
     pair.run_until(at(1200));

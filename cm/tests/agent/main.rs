@@ -4,7 +4,10 @@
 
 mod connect;
 mod hostile;
+mod lap;
 mod loss;
 mod pair;
+mod peer;
+mod refusal;
 mod replay;
 mod sidr;

@@ -6,10 +6,10 @@ use uroce::rng::Rng;
 use uroce::time::{Duration, Instant};
 use uroce::types::{Gid, QKey, Qpn, RetryCount, RnrRetry};
 use uroce_cm::agent::{
-    AcceptParams, AddressFilter, ConnectParams, MadAddress, OutgoingMad, ResolveParams, ServiceAnswer,
+    AcceptParams, AddressFilter, ConnectParams, Failover, MadAddress, OutgoingMad, ResolveParams, ServiceAnswer,
 };
 use uroce_cm::comm::{ConnectionTerms, Path, SidrId};
-use uroce_cm::wire::{Mad, MadKind, PortSpace, ServiceId, SidrStatus, TransportService};
+use uroce_cm::wire::{AprStatus, Mad, MadKind, PortSpace, ServiceId, SidrStatus, TransportService};
 use uroce_cm::{Agent, CmEvent, CommId, Config, RetryPolicy};
 
 pub(crate) const A: usize = 0;
@@ -182,6 +182,9 @@ impl Pair {
             CmEvent::ConnectRequest(req) => self.accept(side, req.comm),
             CmEvent::Reply(reply) => self.agents[side].confirm(reply.comm, b"").unwrap(),
             CmEvent::DisconnectRequested { comm, .. } => self.agents[side].disconnect(self.now, *comm, b"").unwrap(),
+            CmEvent::PathOffered(offer) => {
+                self.agents[side].answer_alternate(offer.comm, AprStatus::Success, b"", b"").unwrap();
+            }
             CmEvent::ServiceRequest(req) => {
                 self.agents[side].answer_service(self.now, req.sidr, &service_answer()).unwrap();
             }
@@ -244,6 +247,9 @@ pub(crate) fn name(event: &CmEvent) -> &'static str {
         CmEvent::DisconnectRequested { .. } => "DisconnectRequested",
         CmEvent::Disconnected { .. } => "Disconnected",
         CmEvent::TimewaitExit { .. } => "TimewaitExit",
+        CmEvent::PathOffered(_) => "PathOffered",
+        CmEvent::PathAnswered(_) => "PathAnswered",
+        CmEvent::PathUnanswered { .. } => "PathUnanswered",
         CmEvent::ServiceRequest(_) => "ServiceRequest",
         CmEvent::ServiceExpired { .. } => "ServiceExpired",
         CmEvent::ServiceReply(_) => "ServiceReply",
@@ -264,6 +270,8 @@ pub(crate) fn connect_params(side: usize) -> ConnectParams<'static> {
         retry_count: RetryCount::MAX,
         rnr_retry: RnrRetry::FOREVER,
         flow_control: true,
+        alternate: None,
+        peer_to_peer: false,
         private_data: b"",
     }
 }
@@ -277,6 +285,7 @@ pub(crate) fn accept_params() -> AcceptParams<'static> {
         initiator_depth: 4,
         rnr_retry: RnrRetry::FOREVER,
         flow_control: true,
+        failover: Failover::Unsupported,
         private_data: b"",
     }
 }

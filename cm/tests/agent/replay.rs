@@ -76,6 +76,8 @@ fn params(req: &Req) -> ConnectParams<'_> {
         retry_count: RetryCount::new(req.retry_count).unwrap(),
         rnr_retry: RnrRetry::new(req.rnr_retry_count).unwrap(),
         flow_control: req.flow_control,
+        alternate: None,
+        peer_to_peer: false,
         private_data: req.private_data.as_bytes(),
     }
 }
@@ -89,6 +91,7 @@ fn accept(rep: &Rep) -> AcceptParams<'_> {
         initiator_depth: rep.initiator_depth,
         rnr_retry: RnrRetry::new(rep.rnr_retry_count).unwrap(),
         flow_control: rep.flow_control,
+        failover: uroce_cm::agent::Failover::Unsupported,
         private_data: rep.private_data.as_bytes(),
     }
 }

@@ -4,6 +4,7 @@ mod datagram;
 mod lossy;
 mod matcher;
 mod net;
+mod paths;
 mod sequence;
 
 use uroce::types::Qpn;

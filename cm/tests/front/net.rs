@@ -42,6 +42,7 @@ pub(crate) struct Net {
     pub(crate) async_events: bool,
     /// How often the fronts are polled.
     pub(crate) tick: Duration,
+    away: Arc<Mutex<Vec<IpAddr>>>,
 }
 
 pub(crate) fn ip(side: usize) -> IpAddr {
@@ -65,7 +66,15 @@ impl Net {
             let rng = world.fork_rng();
             Cm::new(world.endpoint(node), config, rng).unwrap()
         });
-        Self { world, nodes, cms, events: Default::default(), async_events: true, tick: Duration::from_micros(50) }
+        Self {
+            world,
+            nodes,
+            cms,
+            events: Default::default(),
+            async_events: true,
+            tick: Duration::from_micros(50),
+            away: Arc::default(),
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -256,5 +265,13 @@ impl Net {
             (*count == 1).then_some(Verdict::DROP)
         }));
         seen
+    }
+
+    /// From now on nothing reaches this address; may be called for several.
+    pub(crate) fn keep_away(&mut self, address: IpAddr) {
+        self.away.lock().unwrap().push(address);
+        let away = Arc::clone(&self.away);
+        self.world
+            .set_hook(Box::new(move |packet| away.lock().unwrap().contains(&packet.flow.dst).then_some(Verdict::DROP)));
     }
 }

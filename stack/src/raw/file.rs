@@ -3,11 +3,10 @@
 
 use core::ptr::NonNull;
 use std::fs::File;
-use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapOptions};
 
-use super::{Backing, Inner, Region};
+use super::Region;
 
 impl Region {
     /// A region over the first `len` bytes of `file`, shared with everyone who maps it: what a peer writes is in the
@@ -29,7 +28,7 @@ impl Region {
         // SAFETY: the caller promises that the file stays as long as the map; changes by others are what a region
         // allows, as its bytes are never seen through references.
         let map = unsafe { MmapOptions::new().len(len).map_mut(file) }?;
-        Ok(over(map, Backing::File))
+        Ok(over(map))
     }
 
     /// A region over anonymous memory of its own, page aligned and given back to the system when dropped. Unlike
@@ -38,16 +37,16 @@ impl Region {
     /// # Errors
     /// The system's.
     pub fn map_anonymous(len: usize) -> std::io::Result<Self> {
-        Ok(over(MmapMut::map_anon(len)?, |map| Backing::Owner { _owner: Box::new(map) }))
+        Ok(over(MmapMut::map_anon(len)?))
     }
 }
 
-/// The map moves into the region as its owner, and nobody else holds it; its address does not move with it.
-fn over(mut map: MmapMut, backing: impl FnOnce(MmapMut) -> Backing) -> Region {
+fn over(mut map: MmapMut) -> Region {
     let (start, len) = (map.as_mut_ptr(), map.len());
     // A map is never at address 0.
     let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-    Region(Arc::new(Inner { start, len, backing: backing(map) }))
+    // SAFETY: the map moves into the region as its owner, and nobody else holds it; its address does not move with it.
+    unsafe { Region::from_owner(start, len, Box::new(map)) }
 }
 
 #[cfg(test)]
