@@ -1,6 +1,7 @@
 //! The argument `--device`.
 //!
-//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`, `pnet:IFNAME`, `loop`. Opens nothing.
+//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`, `pnet:IFNAME`, `hw:NAME[/PORT]`, `loop`.
+//! Opens nothing.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -9,6 +10,8 @@ use core::str::FromStr;
 use uroce::device::af_packet::{AddressMode, AfPacketConfig};
 use uroce::types::MacAddr;
 use uroce::wire::VlanTag;
+
+use crate::hardware::HwArg;
 
 /// Longest name of a network interface on Linux (IFNAMSIZ less the NUL).
 const INTERFACE_NAME_MAX: usize = 15;
@@ -22,6 +25,8 @@ pub(crate) enum DeviceArg {
     Packet(PacketArg),
     /// Raw Ethernet on this interface through the pnet library: portable, slower.
     Pnet(String),
+    /// An RDMA device, through libibverbs.
+    Hw(HwArg),
     /// Both ends in this process.
     Loop,
 }
@@ -83,7 +88,7 @@ fn parse_mac(text: &str) -> Option<MacAddr> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DeviceArgError {
     /// Neither of the kinds.
-    #[error("`{0}` is no device; write udp:ADDR, packet:IFNAME, pnet:IFNAME or loop")]
+    #[error("`{0}` is no device; write udp:ADDR, packet:IFNAME, pnet:IFNAME, hw:NAME or loop")]
     Kind(String),
     /// `udp:` with something that is no address.
     #[error("`{0}` is no IP address; write for example udp:127.0.0.1 or udp:::1")]
@@ -100,6 +105,9 @@ pub(crate) enum DeviceArgError {
     /// An interface name that Linux would not take.
     #[error("`{0}` is no interface name; `ip link` lists them")]
     Interface(String),
+    /// Not of the form NAME or NAME/PORT.
+    #[error("`{0}` is no RDMA device; write for example hw:rxe0 or hw:mlx5_0/2; `rdma link` lists them")]
+    Hardware(String),
 }
 
 impl FromStr for DeviceArg {
@@ -113,6 +121,7 @@ impl FromStr for DeviceArg {
             Some(("udp", address)) => udp(address),
             Some(("packet", rest)) => PacketArg::parse(rest).map(Self::Packet),
             Some(("pnet", name)) => interface(name).map(Self::Pnet),
+            Some(("hw", name)) => hardware(name).map(Self::Hw),
             _ => Err(DeviceArgError::Kind(text.into())),
         }
     }
@@ -130,6 +139,16 @@ fn address(text: &str) -> Result<IpAddr, DeviceArgError> {
         return Err(DeviceArgError::NotUnicast(address));
     }
     Ok(address)
+}
+
+fn hardware(text: &str) -> Result<HwArg, DeviceArgError> {
+    let bad = || DeviceArgError::Hardware(text.into());
+    let (name, port) = match text.split_once('/') {
+        Some((name, port)) => (name, port.parse().ok().filter(|port| *port > 0).ok_or_else(bad)?),
+        None => (text, 1),
+    };
+    let usable = !name.is_empty() && !name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control());
+    if usable { Ok(HwArg { name: name.into(), port }) } else { Err(bad()) }
 }
 
 fn interface(name: &str) -> Result<String, DeviceArgError> {
@@ -152,6 +171,8 @@ impl fmt::Display for DeviceArg {
                 packet.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))
             }
             Self::Pnet(name) => write!(f, "pnet:{name}"),
+            Self::Hw(HwArg { name, port: 1 }) => write!(f, "hw:{name}"),
+            Self::Hw(HwArg { name, port }) => write!(f, "hw:{name}/{port}"),
             Self::Loop => f.write_str("loop"),
         }
     }
@@ -170,6 +191,8 @@ mod tests {
             "packet:eth0,vlan=7",
             "packet:eth0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7",
             "pnet:veth-a",
+            "hw:rxe0",
+            "hw:mlx5_0/2",
             "loop",
         ] {
             assert_eq!(text.parse::<DeviceArg>().unwrap().to_string(), text);
@@ -192,5 +215,8 @@ mod tests {
         }
         assert_eq!(error("packet:eth0,ip=10.0.0.5"), DeviceArgError::HalfOwned);
         assert_eq!(error("pnet:a b"), DeviceArgError::Interface("a b".into()));
+        for bad in ["", "rxe0/0", "rxe0/256", "rxe0/x", "/1", "a b"] {
+            assert_eq!(error(&format!("hw:{bad}")), DeviceArgError::Hardware(bad.into()));
+        }
     }
 }

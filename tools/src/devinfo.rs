@@ -12,13 +12,14 @@ use uroce::verbs::{DeviceAttr, GidEntry, GidType, PortAttr, Verbs};
 
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
+use crate::hardware::{self, HwArg};
 use crate::node;
 use crate::report::Output;
 
 /// Flags of `uroce devinfo`, with the letters of ibv_devinfo.
 #[derive(Args, Debug)]
 pub(crate) struct DevinfoArgs {
-    /// Only this device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME [default: a udp:
+    /// Only this device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME or hw:NAME [default: a udp:
     /// device for each address]
     #[arg(short, long)]
     device: Option<DeviceArg>,
@@ -54,10 +55,11 @@ pub(crate) fn run(args: &DevinfoArgs, out: &mut Output) -> Result<(), Failure> {
     out.document("devinfo", &Document { devices: infos.iter().map(Json::of).collect() })
 }
 
-/// A `udp:` device for each address of each interface that is up.
+/// A `udp:` device for each address of each interface that is up, and the RDMA devices.
 fn candidates() -> Vec<DeviceArg> {
     let up = datalink::interfaces().into_iter().filter(pnet::datalink::NetworkInterface::is_up);
-    up.flat_map(|i| i.ips).map(|net| DeviceArg::Udp(net.ip())).collect()
+    let hardware = hardware::names().into_iter().map(|name| DeviceArg::Hw(HwArg { name, port: 1 }));
+    up.flat_map(|i| i.ips).map(|net| DeviceArg::Udp(net.ip())).chain(hardware).collect()
 }
 
 fn list(devices: &[DeviceArg], out: &mut Output) -> Result<(), Failure> {
@@ -85,16 +87,22 @@ struct Info {
 
 impl Info {
     fn read(device: &DeviceArg) -> Result<Self, Failure> {
+        if let DeviceArg::Hw(arg) = device {
+            let opened = hardware::open(arg)?;
+            return Ok(Self::of(device, &opened, hardware::interface(&opened)));
+        }
         let engine = node::idle_engine(device)?;
-        let endpoint = engine.endpoint();
-        let gids = endpoint.query_gids();
         let netdev = match device {
             DeviceArg::Packet(packet) => Some(packet.interface.clone()),
             DeviceArg::Pnet(name) => Some(name.clone()),
             DeviceArg::Udp(address) => interface_of(*address),
-            DeviceArg::Loop => None,
+            DeviceArg::Hw(_) | DeviceArg::Loop => None,
         };
-        Ok(Self { device: device.clone(), attr: endpoint.query_device(), port: endpoint.query_port(), gids, netdev })
+        Ok(Self::of(device, engine.endpoint(), netdev))
+    }
+
+    fn of(device: &DeviceArg, v: &dyn Verbs, netdev: Option<String>) -> Self {
+        Self { device: device.clone(), attr: v.query_device(), port: v.query_port(), gids: v.query_gids(), netdev }
     }
 }
 
@@ -176,7 +184,8 @@ fn text(info: &Info, verbose: bool) -> String {
             port("mac:", mac.to_string());
         }
         let netdev = info.netdev.as_deref().unwrap_or("-");
-        for (index, entry) in info.gids.iter().enumerate() {
+        // Hardware's tables have empty entries.
+        for (index, entry) in info.gids.iter().enumerate().filter(|(_, entry)| !entry.gid.is_unspecified()) {
             port(&format!("GID[{index:3}]:"), format!("{}, {}, {netdev}", entry.gid, gid_type(entry)));
         }
     }
@@ -231,7 +240,7 @@ struct JsonGid {
 impl<'a> Json<'a> {
     fn of(info: &'a Info) -> Self {
         let (a, p) = (&info.attr, &info.port);
-        let gids = info.gids.iter().enumerate();
+        let gids = info.gids.iter().enumerate().filter(|(_, entry)| !entry.gid.is_unspecified());
         Self {
             hca_id: &a.name,
             device: info.device.to_string(),

@@ -9,6 +9,7 @@ mod device_arg;
 mod devinfo;
 mod dump;
 mod exit;
+mod hardware;
 mod node;
 mod perf;
 mod ping;

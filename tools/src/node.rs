@@ -19,6 +19,7 @@ use uroce::wire::Flow;
 
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
+use crate::hardware::{self, Hardware};
 use crate::report::remark;
 use crate::wrap;
 
@@ -30,7 +31,12 @@ fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
         DeviceArg::Pnet(name) => Box::new(PnetDevice::open(name)?),
         // A switch of its own: nobody else is on it.
         DeviceArg::Loop => Box::new(Switch::new().port(&[Ipv4Addr::LOCALHOST.into()])),
+        DeviceArg::Hw(_) => return Err(software_only(device)),
     })
+}
+
+fn software_only(device: &DeviceArg) -> Failure {
+    Failure::Usage(format!("{device} is hardware; this command needs an endpoint of uroce's own"))
 }
 
 /// An engine that is not driven, for questions alone.
@@ -41,16 +47,27 @@ pub(crate) fn idle_engine(device: &DeviceArg) -> Result<Engine<Box<dyn Device>>,
 /// The verbs of an endpoint, whichever device it is on.
 pub(crate) type Handle = dyn WaitVerbs;
 
-/// An endpoint on a device, driven by whoever waits.
-pub(crate) struct Node {
-    /// Keeps the engine alive, and knows why the device failed.
-    host: Host,
-    handle: host::Handle,
+/// An endpoint on a device, driven by whoever waits, or hardware, which drives itself.
+pub(crate) struct Node(Kind);
+
+enum Kind {
+    Software {
+        /// Keeps the engine alive, and knows why the device failed.
+        host: Host,
+        handle: host::Handle,
+    },
+    Hardware {
+        device: Box<Hardware>,
+        name: DeviceArg,
+    },
 }
 
 impl Node {
     /// Opens `device`.
     pub(crate) fn open(device: &DeviceArg) -> Result<Self, Failure> {
+        if let DeviceArg::Hw(arg) = device {
+            return Ok(Self(Kind::Hardware { device: Box::new(hardware::open(arg)?), name: device.clone() }));
+        }
         Ok(Self::on(Engine::open(open_device(device)?)?))
     }
 
@@ -71,24 +88,32 @@ impl Node {
     fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
         let host = Host::new(engine);
         let handle = host.handle();
-        Self { host, handle }
+        Self(Kind::Software { host, handle })
     }
 
     /// The verbs.
     pub(crate) fn verbs(&mut self) -> &mut Handle {
-        &mut self.handle
+        match &mut self.0 {
+            Kind::Software { handle, .. } => handle,
+            Kind::Hardware { device, .. } => &mut **device,
+        }
     }
 
     /// The verbs of an endpoint in software, with what they offer beyond [`WaitVerbs`].
     pub(crate) fn software(&mut self) -> Result<&mut host::Handle, Failure> {
-        Ok(&mut self.handle)
+        match &mut self.0 {
+            Kind::Software { handle, .. } => Ok(handle),
+            Kind::Hardware { name, .. } => Err(software_only(name)),
+        }
     }
 }
 
 /// The verbs say only that the device is gone; here is why.
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some(error) = self.host.take_error() {
+        if let Kind::Software { host, .. } = &self.0
+            && let Some(error) = host.take_error()
+        {
             remark(format_args!("the device failed: {error}"));
         }
     }

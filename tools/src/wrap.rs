@@ -72,6 +72,12 @@ impl WrapArgs {
     }
 }
 
+/// Whether wrappers were asked for: a device that cannot be wrapped must refuse them.
+#[cfg(feature = "hw")]
+pub(crate) fn is_asked_for() -> bool {
+    WRAPPERS.get().is_some_and(|args| !args.is_empty())
+}
+
 /// Puts the wrappers that were asked for around `device`. The record is next to the wire: a packet that a rule drops
 /// on its way out is not in it.
 pub(crate) fn wrap(device: Box<dyn Device>) -> Result<Box<dyn Device>, Failure> {

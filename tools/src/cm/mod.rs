@@ -57,7 +57,7 @@ struct Ends {
     /// Address to serve on, or to connect from [default: server: all of the device; client: whichever reaches the server]
     #[arg(short, long)]
     bind: Option<IpAddr>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME [default: udp: on the address of -b;
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME or hw:NAME [default: udp: on the address of -b;
     /// else client: on the address from which the server is reached; server: udp:127.0.0.1]
     #[arg(long)]
     device: Option<DeviceArg>,

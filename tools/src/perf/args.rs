@@ -118,7 +118,7 @@ pub(crate) struct PerfArgs {
     pub(super) direction: Direction,
     /// RoCEv2 address of the server; without it this is the server
     pub(super) host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME, or loop for both ends in this
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME, hw:NAME, or loop for both ends in this
     /// process
     #[arg(short, long = "device", visible_alias = "ib-dev")]
     pub(super) device: Option<DeviceArg>,
