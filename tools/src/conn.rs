@@ -15,6 +15,7 @@ use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, Re
 
 use crate::exit::Failure;
 use crate::node::Handle;
+use crate::observe::CmBoard;
 use crate::why;
 
 /// Longest sleep between two looks at the connection manager's timers and events.
@@ -45,6 +46,8 @@ impl From<IdError> for Failure {
 pub(crate) struct Connections {
     cm: Cm,
     waiting: VecDeque<IdEvent>,
+    /// Where others look at the ids.
+    board: CmBoard,
 }
 
 impl Connections {
@@ -54,7 +57,7 @@ impl Connections {
         let mut config = CmConfig::default();
         config.agent.retry = RETRY;
         let cm = Cm::new(v, config, rng).map_err(Failure::failed)?;
-        Ok(Self { cm, waiting: VecDeque::new() })
+        Ok(Self { cm, waiting: VecDeque::new(), board: CmBoard::new(v) })
     }
 
     /// The connection manager itself, for commands with sequences of their own.
@@ -207,6 +210,7 @@ impl Connections {
             self.cm.on_async_event(v, &event);
         }
         while self.cm.poll(v.now(), v)? {}
+        self.board.publish(&self.cm, v);
         Ok(())
     }
 

@@ -10,13 +10,17 @@ mod devinfo;
 mod dump;
 mod exit;
 mod hardware;
+mod health;
 mod node;
+mod observe;
 mod perf;
 mod ping;
 mod pingpong;
 mod progress;
 mod rdma;
 mod report;
+mod res;
+mod stat;
 mod stats;
 mod why;
 mod wrap;
@@ -40,6 +44,8 @@ struct Cli {
     json: bool,
     #[command(flatten)]
     wrap: wrap::WrapArgs,
+    #[command(flatten)]
+    inspect: observe::InspectArgs,
     #[command(subcommand)]
     command: Command,
 }
@@ -54,17 +60,24 @@ enum Command {
     Dump(dump::DumpArgs),
     /// Show a device's attributes and GID table, as ibv_devinfo
     Devinfo(devinfo::DevinfoArgs),
+    /// Say whether running endpoints are well: exit code 0, or 1 with the reasons, or 4 when none runs
+    Health(health::HealthArgs),
     /// Measure bandwidth or latency between two uroce endpoints, as perftest
     Perf(perf::PerfArgs),
     /// Ping an rping server, or serve rping clients, over RDMA
     Ping(ping::PingArgs),
     /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong, or with itself
     Pingpong(pingpong::PingpongArgs),
+    /// Show what lives in running endpoints, as rdma resource
+    Res(res::ResArgs),
+    /// Show the counters of running endpoints, as rdma statistic, or for Prometheus
+    Stat(stat::StatArgs),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.wrap.install();
+    cli.inspect.install();
     let mut out = Output::new(cli.json);
     match run(&cli, &mut out).and_then(|()| out.flush()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -87,9 +100,12 @@ fn run(cli: &Cli, out: &mut Output) -> Result<(), Failure> {
         Command::Demo(args) => demo::run(args, out),
         Command::Dump(args) => dump::run(args, out),
         Command::Devinfo(args) => devinfo::run(args, out),
+        Command::Health(args) => health::run(args, out),
         Command::Perf(args) => perf::run(args, out),
         Command::Ping(args) => ping::run(args, out),
         Command::Pingpong(args) => pingpong::run(args, out),
+        Command::Res(args) => res::run(args, out),
+        Command::Stat(args) => stat::run(args, out),
     }
 }
 

@@ -14,12 +14,14 @@ use uroce::device::pnet::PnetDevice;
 use uroce::device::udp::UdpDevice;
 use uroce::engine::Engine;
 use uroce::host::{self, Host};
+use uroce::inspect::Inspector;
 use uroce::verbs::WaitVerbs;
 use uroce::wire::Flow;
 
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
 use crate::hardware::{self, Hardware};
+use crate::observe;
 use crate::report::remark;
 use crate::wrap;
 
@@ -52,6 +54,8 @@ pub(crate) struct Node(Kind);
 
 enum Kind {
     Software {
+        /// Lets others look at it. Goes first, as it uses the host.
+        _inspector: Option<Inspector>,
         /// Keeps the engine alive, and knows why the device failed.
         host: Host,
         handle: host::Handle,
@@ -88,7 +92,7 @@ impl Node {
     fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
         let host = Host::new(engine);
         let handle = host.handle();
-        Self(Kind::Software { host, handle })
+        Self(Kind::Software { _inspector: observe::serve(&host), host, handle })
     }
 
     /// The verbs.

@@ -62,6 +62,17 @@ impl Output {
         self.flush()
     }
 
+    /// JSON in the shape of another program, which scripts know: no schema number, and one line unless `pretty`.
+    pub(crate) fn plain_json(&mut self, value: &impl Serialize, pretty: bool) -> Result<(), Failure> {
+        if pretty {
+            serde_json::to_writer_pretty(&mut self.to, value)?;
+        } else {
+            serde_json::to_writer(&mut self.to, value)?;
+        }
+        writeln!(self.to)?;
+        self.flush()
+    }
+
     /// A JSON document on one line, for commands that have many to tell before their last one.
     pub(crate) fn record(&mut self, command: &'static str, body: &impl Serialize) -> Result<(), Failure> {
         if self.json {

@@ -7,6 +7,7 @@
 mod address;
 mod alternate;
 mod datagram;
+mod list;
 mod software;
 mod translate;
 mod types;
@@ -16,6 +17,7 @@ use core::net::{IpAddr, SocketAddr};
 use uroce::time::Instant;
 use uroce::verbs::{AsyncEvent, QpHandle, Verbs};
 
+pub use list::IdInfo;
 pub use software::{Cm, CmConfig};
 pub use types::{
     Attempt, ConnParam, EventKind, IdError, IdEvent, IdHandle, IdOptions, PeerParam, ReadyQp, STATUS_INVALID,

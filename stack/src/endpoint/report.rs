@@ -14,7 +14,7 @@ use crate::counters::Counters;
 use crate::qp::{Behind, MAX_UNACKED, Progress, Qp, Waiting};
 use crate::time::Instant;
 use crate::types::{AckTimeout, PathMtu, Qpn, RetryCount, RnrRetry};
-use crate::verbs::{QpState, QpType, SrqHandle, Verbs as _};
+use crate::verbs::{PathMigState, QpState, QpType, SrqHandle, Verbs as _};
 
 /// A device and its port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +62,8 @@ pub struct QpReport {
     pub peer: Option<IpAddr>,
     /// Path MTU in bytes, of a connected QP.
     pub path_mtu: Option<u32>,
+    /// `MIGRATED`, `REARM` or `ARMED`, of a connected QP.
+    pub path_mig: Option<String>,
     /// Next PSN expected, of a connected QP.
     pub rq_psn: Option<u32>,
     /// Next PSN to send.
@@ -265,6 +267,14 @@ const fn type_name(kind: QpType) -> &'static str {
     }
 }
 
+const fn mig_name(state: PathMigState) -> &'static str {
+    match state {
+        PathMigState::Migrated => "MIGRATED",
+        PathMigState::Rearm => "REARM",
+        PathMigState::Armed => "ARMED",
+    }
+}
+
 const fn waiting_name(waiting: Waiting) -> &'static str {
     match waiting {
         Waiting::Nothing => "nothing",
@@ -293,6 +303,7 @@ fn report_qp(now: Instant, qp: &Qp, counters: &Counters) -> QpReport {
         srqn: qp.srq().map(SrqHandle::slot),
         peer: attr.av.map(|av| av.dgid.ip()),
         path_mtu: attr.path_mtu.map(bytes),
+        path_mig: attr.path_mig_state.filter(|_| connected).map(|m| mig_name(m).to_owned()),
         rq_psn: connected.then(|| info.queues.rq_psn.get()),
         sq_psn: info.queues.sq_psn.get(),
         unacked_psn: connected.then(|| info.queues.unacked_psn.get()),

@@ -20,8 +20,11 @@ fn user() -> io::Result<u32> {
     Ok(fs::metadata("/proc/self")?.uid())
 }
 
-/// The directories that may hold sockets, the first choice first.
+/// The directories that may hold sockets, the first choice first; `UROCE_INSPECT_DIR` stands for all of them.
 pub(super) fn candidates() -> Vec<PathBuf> {
+    if let Some(dir) = std::env::var_os("UROCE_INSPECT_DIR").filter(|dir| !dir.is_empty()) {
+        return vec![dir.into()];
+    }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     let fallback = user().map(|uid| PathBuf::from(format!("/tmp/uroce-{uid}"))).ok();
     let runtime = runtime.map(|dir| PathBuf::from(dir).join("uroce"));

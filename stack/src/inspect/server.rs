@@ -61,7 +61,7 @@ struct Stop {
 
 impl Inspector {
     /// Serves the endpoint behind `handle` on a socket in `$XDG_RUNTIME_DIR/uroce`, `/run/uroce` or `/tmp/uroce-UID`, the
-    /// first that can be had for this user alone.
+    /// first that can be had for this user alone; `UROCE_INSPECT_DIR` names another.
     ///
     /// # Errors
     /// No such directory, socket, descriptor or thread.

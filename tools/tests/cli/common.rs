@@ -130,8 +130,17 @@ impl Server {
 
     /// Starts `uroce` and waits for nothing.
     pub(crate) fn at(place: Place<'_>, args: &[&str]) -> Self {
-        let child = place.uroce(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        Self(Some(child))
+        Self::of(place.uroce(args))
+    }
+
+    /// Starts a command and waits for nothing.
+    pub(crate) fn of(mut command: Command) -> Self {
+        Self(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
     }
 
     /// Waits until something listens on the TCP port, where the server is.
