@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::raw::Region;
 use uroce::types::PathMtu;
-use uroce::verbs::{AccessFlags, MemoryRegion, PdHandle, Sge, Verbs};
+use uroce::verbs::{AccessFlags, MemoryRegion, PdHandle, QpCapabilities, QpHandle, QpInit, QpType, Sge, Verbs};
 
 const PAGE: usize = 4096;
 /// Regions registered beside the one that is looked up.
@@ -39,12 +39,21 @@ fn registered() -> (Endpoint, PdHandle, MemoryRegion) {
     (endpoint, pd, mr)
 }
 
+/// A QP, for its handle.
+fn queue_pair(endpoint: &mut Endpoint, pd: PdHandle) -> QpHandle {
+    let cq = endpoint.create_cq(1).expect("room for a CQ");
+    let (qp_type, caps) = (QpType::Rc, QpCapabilities::default());
+    let init = QpInit { pd, qp_type, send_cq: cq, recv_cq: cq, srq: None, caps, signal_all: false, qpn: None };
+    endpoint.create_qp(init).expect("room for a QP")
+}
+
 fn table(c: &mut Criterion) {
     let (mut endpoint, pd, mr) = registered();
+    let qp = queue_pair(&mut endpoint, pd);
     let mrs = &*endpoint.memory_mut();
     let mut group = c.benchmark_group("mr");
     group.bench_function("look_up", |b| {
-        b.iter(|| mrs.remote(pd, black_box(mr.rkey), black_box(mr.iova), 64, AccessFlags::REMOTE_WRITE).is_ok());
+        b.iter(|| mrs.remote(pd, qp, black_box(mr.rkey), black_box(mr.iova), 64, AccessFlags::REMOTE_WRITE).is_ok());
     });
     group.throughput(Throughput::Bytes(PAGE as u64));
     let piece = PAGE / ELEMENTS;

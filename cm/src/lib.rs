@@ -11,6 +11,7 @@
 //! | [`gsi`] | MADs over QP1 |
 //! | [`id`] | the front that programs use: addresses and ports, the calls and events of rdma_cm |
 //! | [`policy`] | who may connect, how often, and what is written down |
+//! | [`pool`], [`reconnect`], [`drain`] | connections kept warm, when to try again, an orderly end |
 //! | [`matcher`] | which packet carries which message, for fault rules |
 //!
 //! A program that connects to itself; with two programs each has one half of the `match`:
@@ -65,15 +66,21 @@
 
 pub mod agent;
 pub mod comm;
+pub mod drain;
 pub mod gsi;
 pub mod id;
 pub mod matcher;
 pub mod policy;
+pub mod pool;
+pub mod reconnect;
 mod retry;
 pub mod wire;
 
 pub use agent::{Agent, CmEvent, Config};
 pub use comm::{CommId, ListenerId};
+pub use drain::{Drain, DrainEnd, drain_and_disconnect};
 pub use id::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, ReadyQp, UdPeer};
 pub use policy::{Policy, PolicyConfig};
+pub use pool::{ConnectionPool, PoolConfig, PoolDriver};
+pub use reconnect::{Backoff, ReconnectPolicy};
 pub use retry::RetryPolicy;

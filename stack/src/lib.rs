@@ -34,6 +34,8 @@ pub mod endpoint;
 
 // 5 drivers
 pub mod engine;
+#[cfg(feature = "hw")]
+pub mod hw;
 pub mod sim;
 
 // 6 drivers over a driver

@@ -29,6 +29,13 @@ impl<T> Handle<T> {
     }
 }
 
+impl<T> Handle<T> {
+    /// The same slot and generation in a table that holds several kinds.
+    pub(crate) const fn retag<U>(self) -> Handle<U> {
+        Handle { slot: self.slot, generation: self.generation, kind: PhantomData }
+    }
+}
+
 impl<T> Clone for Handle<T> {
     fn clone(&self) -> Self {
         *self

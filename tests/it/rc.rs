@@ -1,7 +1,7 @@
 //! RC, packet by packet: what goes over the wire, and what both programs see.
 
 use uroce::types::{Imm, Rkey};
-use uroce::verbs::{Operation, WcData, WcOpcode, WcStatus};
+use uroce::verbs::{AccessFlags, MwBind, MwType, Operation, Remote, Verbs, WcData, WcOpcode, WcStatus};
 use uroce_tests::pair::{Options, Pair};
 
 fn pattern(n: usize) -> Vec<u8> {
@@ -54,17 +54,25 @@ fn every_operation_moves_its_bytes_and_completes_once() {
 
 #[test]
 fn send_with_invalidate_takes_the_key_away() {
-    let mut p = Pair::new(&Options::default());
-    let rkey = p.b.mr.rkey;
+    let mut p = Pair::new(&Options { access: AccessFlags::ALL | AccessFlags::MW_BIND, ..Options::default() });
+    let window = p.b.endpoint.alloc_mw(p.b.pd, MwType::Two).unwrap();
+    let (rkey, access) = (Rkey::new(window.rkey.get() ^ 1), AccessFlags::REMOTE_WRITE);
+    let bind = MwBind { mw: window.handle, rkey, mr: Some(p.b.mr.handle), addr: p.b.mr.iova, length: 8, access };
+    p.b.send_local(9, Operation::BindMw(bind));
+    p.settle();
+    let done = p.b.completions()[0];
+    assert_eq!((done.wr_id, done.opcode, done.status), (9, WcOpcode::BindMw, WcStatus::Success));
+    let there = Remote { addr: p.b.mr.iova, rkey };
+    p.a.send(0, Operation::Write(there), 0, 8);
+    p.settle();
+    assert_eq!(p.a.completions()[0].status, WcStatus::Success);
     p.b.recv(1, 0, 100);
     p.b.recv(2, 0, 100);
     p.a.send(1, Operation::SendInvalidate(rkey), 0, 8);
     p.settle();
     assert_eq!(p.b.completions()[0].data, WcData::Invalidated(rkey));
-    let there = p.b.remote(0);
     p.a.completions();
     p.a.send(2, Operation::Write(there), 0, 8);
     p.settle();
     assert_eq!(p.a.completions()[0].status, WcStatus::RemoteAccess);
-    assert_eq!(rkey, Rkey::new(p.b.mr.lkey.get()));
 }

@@ -9,16 +9,17 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uroce::device::Verdict;
-use uroce::endpoint::EndpointConfig;
+use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::raw::Region;
 use uroce::rng::Rng;
 use uroce::sim::{NodeId, World};
 use uroce::time::Duration;
-use uroce::types::{Gid, PathMtu, Qpn};
+use uroce::types::{Gid, PathMtu, Qpn, Rkey};
 use uroce::verbs::{
-    AccessFlags, AddressVector, CqHandle, FailureKind, InitAttr, MemoryRegion, Operation, Payload, PdHandle, PostError,
-    QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendWr,
-    Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    AccessFlags, AddressVector, CqHandle, FailureKind, FastRegister, FlushPlacement, InitAttr, MemoryRegion,
+    MemoryWindow, MwBind, MwType, Operation, Payload, PdHandle, PostError, QpAttr, QpCapabilities, QpHandle, QpInit,
+    QpState, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 
 use crate::sim_plan::{INLINE, Kind, Plan, Receive, SGES, Scenario, Work, gather, scatter, word};
@@ -42,6 +43,17 @@ pub(crate) struct Outcome {
 const HUNG: Duration = Duration::from_secs(3600);
 /// Receives that a party may have posted.
 const RECEIVES: u32 = 64;
+
+/// Rights of a target, and of the QP.
+const TARGET: AccessFlags = match AccessFlags::from_bits(0x11F) {
+    Some(flags) => flags,
+    None => panic!("local write, the rights of a peer, windows, FLUSH"),
+};
+/// Rights of a window over it.
+const WINDOW: AccessFlags = match AccessFlags::from_bits(0x10E) {
+    Some(flags) => flags,
+    None => panic!("the rights of a peer"),
+};
 
 /// A registered region and what it held at first.
 struct Memory {
@@ -86,6 +98,10 @@ struct Party {
     target: Memory,
     landing: Memory,
     inbox: Memory,
+    /// A window of type 1, moved over its own target.
+    window: MemoryWindow,
+    /// A registration that comes and goes.
+    fast: MemoryRegion,
     /// What it asks of the peer.
     works: Vec<Work>,
     posted: usize,
@@ -152,6 +168,9 @@ impl Exchange {
             for (us, ip) in [(first, ips[1]), (first + 1, ips[0])] {
                 self.connect(us, Gid::from(ip));
                 self.settle_plan(us);
+                if self.rng.chance(0.3) {
+                    self.cover_target(us);
+                }
             }
         }
     }
@@ -172,6 +191,8 @@ impl Exchange {
         let init = QpInit { pd, qp_type: QpType::Rc, send_cq, recv_cq, srq: None, caps, signal_all: false, qpn: None };
         let qp = endpoint.create_qp(init).unwrap();
         let qpn = endpoint.query_qp(qp).unwrap().qpn;
+        let window = endpoint.alloc_mw(pd, MwType::One).unwrap();
+        let fast = endpoint.alloc_fast_mr(pd, &Region::alloc(64).unwrap()).unwrap();
         let (world, rng) = (&mut self.world, &mut self.rng);
         let mut memory = |len, access| Memory::new(world, node, pd, rng, len, access);
         Party {
@@ -182,9 +203,11 @@ impl Exchange {
             send_cq,
             recv_cq,
             source: memory(plan.source_len, AccessFlags::NONE),
-            target: memory(plan.target_len, AccessFlags::ALL),
+            target: memory(plan.target_len, TARGET),
             landing: memory(plan.landing_len, AccessFlags::LOCAL_WRITE),
             inbox: memory(inbox_len, AccessFlags::LOCAL_WRITE),
+            window,
+            fast,
             works: plan.works,
             posted: 0,
             done: 0,
@@ -201,7 +224,7 @@ impl Exchange {
         let (ours, theirs) = (us % 2, 1 - us % 2);
         let s = &self.scenario;
         let transitions = [
-            QpTransition::Init(InitAttr::connected(AccessFlags::ALL)),
+            QpTransition::Init(InitAttr::connected(TARGET)),
             QpTransition::Rtr(RtrAttr {
                 av: AddressVector::new(peer_gid, 0),
                 path_mtu: s.mtu,
@@ -224,6 +247,18 @@ impl Exchange {
         }
     }
 
+    /// From now on the peer reaches the target through a window, not by the region's own key.
+    fn cover_target(&mut self, us: usize) {
+        let Party { node, pd, qp, ref mut target, .. } = self.parties[us];
+        let endpoint = self.world.endpoint(node);
+        let mw = endpoint.alloc_mw(pd, MwType::Two).unwrap();
+        let access = WINDOW;
+        let (addr, length) = (target.mr.iova, target.mr.len);
+        let bind = MwBind { mw: mw.handle, rkey: mw.rkey, mr: Some(target.mr.handle), addr, length, access };
+        endpoint.memory_mut().bind(pd, qp, &bind).unwrap();
+        target.mr.rkey = mw.rkey;
+    }
+
     /// Fills in what the plan could not know: keys to invalidate, and values that compare equal half of the time.
     fn settle_plan(&mut self, us: usize) {
         let mut works = core::mem::take(&mut self.parties[us].works);
@@ -233,10 +268,8 @@ impl Exchange {
         for work in &mut works {
             match &mut work.kind {
                 Kind::Send(WcData::Invalidated(rkey)) => {
-                    let region = Region::alloc(64).unwrap();
-                    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE;
                     let endpoint = self.world.endpoint(peer.node);
-                    *rkey = endpoint.register(peer.pd, &region, access, None).unwrap().rkey;
+                    *rkey = key_to_take_away(endpoint, peer.pd, peer.qp, self.rng.chance(0.5));
                 }
                 Kind::CompareSwap { compare, .. } => {
                     let now = word(&target[work.place..work.place + 8]);
@@ -306,6 +339,13 @@ impl Exchange {
                 Kind::Read => (Operation::Read(remote), &p.landing),
                 Kind::CompareSwap { compare, swap } => (Operation::CompareSwap { remote, compare, swap }, &p.landing),
                 Kind::FetchAdd { add } => (Operation::FetchAdd { remote, add }, &p.landing),
+                Kind::AtomicWrite => (Operation::AtomicWrite(remote), &p.source),
+                Kind::Flush(scope) => {
+                    let (remote, placement) = (peer.target.remote(0), FlushPlacement::Global);
+                    (Operation::Flush { remote, length: 100, placement, scope }, &p.source)
+                }
+                Kind::Bind => (p.bind(p.posted), &p.source),
+                Kind::Toggle(turn) => (p.toggle(turn), &p.source),
             };
             // Asked for at every step while the queue is full, so the bytes are only gathered where they are wanted.
             let inline = if work.inline { gather(&local.first, &work.pieces) } else { Vec::new() };
@@ -472,7 +512,7 @@ impl Exchange {
         for work in &p.works[p.done..p.posted] {
             let changed = work.changes();
             got_target[changed.clone()].copy_from_slice(&target[changed]);
-            if matches!(work.kind, Kind::Read | Kind::CompareSwap { .. } | Kind::FetchAdd { .. }) {
+            if work.kind.lands() {
                 for piece in &work.pieces {
                     got_landing[piece.clone()].copy_from_slice(&landing[piece.clone()]);
                 }
@@ -500,6 +540,22 @@ impl Exchange {
 }
 
 impl Party {
+    /// Moves the window somewhere else.
+    fn bind(&self, number: usize) -> Operation {
+        let rkey = Rkey::new(u32::try_from(number).unwrap());
+        let (mr, addr) = (Some(self.target.mr.handle), self.target.mr.iova + number as u64);
+        Operation::BindMw(MwBind { mw: self.window.handle, rkey, mr, addr, length: 64, access: WINDOW })
+    }
+
+    fn toggle(&self, turn: u8) -> Operation {
+        let key = Rkey::new(self.fast.rkey.get() & !0xFF | u32::from(turn & !1));
+        if turn % 2 == 1 {
+            return Operation::LocalInvalidate(key);
+        }
+        let access = AccessFlags::LOCAL_WRITE;
+        Operation::FastRegister(FastRegister { mr: self.fast.handle, key, offset: 0, length: 64, iova: 0, access })
+    }
+
     /// Completions come in order: success up to a failure, and then flushes.
     fn check_send(&mut self, wc: &WorkCompletion) {
         let number = usize::try_from(wc.wr_id).unwrap();
@@ -540,4 +596,21 @@ fn same(what: &str, got: &[u8], expected: &[u8]) {
         panic!("{what} differs from the model at byte {at}, {wrong} bytes in all");
     }
     assert_eq!(got.len(), expected.len());
+}
+
+/// A key that a peer of `qp` can take away once: of a fast registration, or of a window that is bound on the QP.
+fn key_to_take_away(endpoint: &mut Endpoint, pd: PdHandle, qp: QpHandle, window: bool) -> Rkey {
+    let region = Region::alloc(64).unwrap();
+    let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::MW_BIND;
+    let mr = endpoint.alloc_fast_mr(pd, &region).unwrap();
+    let fast = FastRegister { mr: mr.handle, key: mr.rkey, offset: 0, length: 64, iova: 0x1000, access };
+    endpoint.memory_mut().fast_register(pd, &fast).unwrap();
+    if !window {
+        return mr.rkey;
+    }
+    let mw = endpoint.alloc_mw(pd, MwType::Two).unwrap();
+    let access = AccessFlags::REMOTE_WRITE;
+    let bind = MwBind { mw: mw.handle, rkey: mw.rkey, mr: Some(mr.handle), addr: 0x1000, length: 64, access };
+    endpoint.memory_mut().bind(pd, qp, &bind).unwrap();
+    mw.rkey
 }

@@ -7,7 +7,7 @@ use uroce::device::impair::ImpairModel;
 use uroce::rng::Rng;
 use uroce::time::Duration;
 use uroce::types::{AckTimeout, Imm, PathMtu, Psn, RetryCount, Rkey, RnrRetry, RnrTimer};
-use uroce::verbs::{SendFlags, WcData, WcOpcode};
+use uroce::verbs::{FlushScope, SendFlags, WcData, WcOpcode};
 
 /// Inline bytes of a send.
 pub(crate) const INLINE: u32 = 64;
@@ -116,11 +116,38 @@ pub(crate) enum Kind {
     Write,
     WriteImm(Imm),
     Read,
-    CompareSwap { compare: u64, swap: u64 },
-    FetchAdd { add: u64 },
+    CompareSwap {
+        compare: u64,
+        swap: u64,
+    },
+    FetchAdd {
+        add: u64,
+    },
+    AtomicWrite,
+    Flush(FlushScope),
+    /// Moves a window of our own.
+    Bind,
+    /// Registers a fast registration of our own, or invalidates it, in turn: the number is the turn. Done twice, or out
+    /// of order, it would be refused.
+    Toggle(u8),
 }
 
 impl Kind {
+    /// It takes no bytes of the source or the landing.
+    pub(crate) fn is_empty(self) -> bool {
+        matches!(self, Self::Flush(_) | Self::Bind | Self::Toggle(_))
+    }
+
+    /// 8 aligned bytes.
+    fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. } | Self::AtomicWrite)
+    }
+
+    /// What comes back lands with us.
+    pub(crate) fn lands(self) -> bool {
+        matches!(self, Self::Read | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
     pub(crate) fn takes_receive(self) -> bool {
         matches!(self, Self::Send(_) | Self::WriteImm(_))
     }
@@ -132,6 +159,11 @@ impl Kind {
             Self::Read => WcOpcode::RdmaRead,
             Self::CompareSwap { .. } => WcOpcode::CompareSwap,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
+            Self::AtomicWrite => WcOpcode::AtomicWrite,
+            Self::Flush(_) => WcOpcode::Flush,
+            Self::Bind => WcOpcode::BindMw,
+            Self::Toggle(turn) if turn % 2 == 0 => WcOpcode::FastRegister,
+            Self::Toggle(_) => WcOpcode::LocalInvalidate,
         }
     }
 }
@@ -151,7 +183,7 @@ impl Work {
     /// The bytes of the peer's target that it changes.
     pub(crate) fn changes(&self) -> Range<usize> {
         match self.kind {
-            Kind::Send(_) | Kind::Read => 0..0,
+            Kind::Send(_) | Kind::Read | Kind::Flush(_) | Kind::Bind | Kind::Toggle(_) => 0..0,
             _ => self.place..self.place + self.len,
         }
     }
@@ -159,8 +191,10 @@ impl Work {
     pub(crate) fn apply(&self, source: &[u8], target: &mut [u8], landing: &mut [u8]) {
         let place = self.place..self.place + self.len;
         match self.kind {
-            Kind::Send(_) => {}
-            Kind::Write | Kind::WriteImm(_) => target[place].copy_from_slice(&gather(source, &self.pieces)),
+            Kind::Send(_) | Kind::Flush(_) | Kind::Bind | Kind::Toggle(_) => {}
+            Kind::Write | Kind::WriteImm(_) | Kind::AtomicWrite => {
+                target[place].copy_from_slice(&gather(source, &self.pieces))
+            }
             Kind::Read => scatter(landing, &self.pieces, &target[place]),
             Kind::CompareSwap { compare, swap } => {
                 let old = word(&target[place.clone()]);
@@ -246,19 +280,29 @@ impl Plan {
         let (mut works, mut receives) = (Vec::new(), Vec::new());
         // READs whose source a later work request must not change before they are done.
         let mut open_reads: Vec<Range<usize>> = Vec::new();
+        let mut turn = 0;
         for number in 0..scenario.works {
-            let kind = draw_kind(rng);
-            let atomic = matches!(kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. });
-            let len = if atomic { 8 } else { draw_len(rng, scenario.longest) };
-            let place = if atomic { 8 * index(rng, 16) } else { index(rng, target_len - len + 1) };
-            let pieces = if atomic || matches!(kind, Kind::Read) {
+            let mut kind = draw_kind(rng);
+            if let Kind::Toggle(number) = &mut kind {
+                *number = turn;
+                turn += 1;
+            }
+            let len = match kind {
+                _ if kind.is_empty() => 0,
+                _ if kind.is_atomic() => 8,
+                _ => draw_len(rng, scenario.longest),
+            };
+            let place = if kind.is_atomic() { 8 * index(rng, 16) } else { index(rng, target_len - len + 1) };
+            let pieces = if kind.is_empty() {
+                Vec::new()
+            } else if kind.lands() {
                 landing_len += len + index(rng, 8);
-                cut_for(rng, atomic, landing_len - len..landing_len)
+                cut_for(rng, kind.is_atomic(), landing_len - len..landing_len)
             } else {
                 let start = index(rng, source_len - len + 1);
                 cut(rng, start..start + len)
             };
-            let inline = len <= INLINE as usize && !atomic && !matches!(kind, Kind::Read) && rng.chance(0.3);
+            let inline = len <= INLINE as usize && !kind.is_empty() && !kind.lands() && rng.chance(0.3);
             let mut work = Work { kind, pieces, len, place, flags: SendFlags::default(), inline };
             let changed = work.changes();
             let conflict = open_reads.iter().any(|r| r.start < changed.end && changed.start < r.end);
@@ -292,7 +336,7 @@ pub(crate) fn cut_for(rng: &mut Rng, atomic: bool, range: Range<usize>) -> Vec<R
 
 pub(crate) fn draw_kind(rng: &mut Rng) -> Kind {
     let imm = Imm::new(rng.next_u32());
-    match rng.within(0..=8) {
+    match rng.within(0..=12) {
         0 => Kind::Send(WcData::None),
         1 => Kind::Send(WcData::Imm(imm)),
         2 => Kind::Send(WcData::Invalidated(Rkey::new(0))),
@@ -300,6 +344,10 @@ pub(crate) fn draw_kind(rng: &mut Rng) -> Kind {
         4 => Kind::WriteImm(imm),
         5 | 6 => Kind::Read,
         7 => Kind::CompareSwap { compare: 0, swap: rng.next_u64() },
+        8 => Kind::AtomicWrite,
+        9 => Kind::Flush(if rng.chance(0.5) { FlushScope::Range } else { FlushScope::Region }),
+        10 => Kind::Bind,
+        11 => Kind::Toggle(0),
         _ => Kind::FetchAdd { add: rng.next_u64() },
     }
 }

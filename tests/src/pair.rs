@@ -153,6 +153,16 @@ impl Node {
         self.endpoint.post_send(self.qp, &[wr]).expect("post_send");
     }
 
+    /// Posts a signaled work request that takes no elements: a bind, an invalidation, a registration, a FLUSH.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub fn send_local(&mut self, wr_id: u64, operation: Operation) {
+        let (payload, flags) = (Payload::Sges(&[]), SendFlags::SIGNALED);
+        let wr = SendWr { wr_id, operation, payload, flags, destination: None };
+        self.endpoint.post_send(self.qp, &[wr]).expect("post_send");
+    }
+
     /// Posts a receive of one element.
     ///
     /// # Panics

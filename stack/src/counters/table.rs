@@ -198,9 +198,9 @@ drops {
     UcSequence: Qp, "drop_uc_sequence", None,
         "A UC packet out of order: the rest of its message is dropped.", "counters::ticks::datagrams_that_are_dropped";
     Unsupported: Port, "drop_unsupported", None,
-        "A known operation that this endpoint does not serve (XRC, FLUSH, ATOMIC WRITE, RD).", "counters::ticks::packets_for_nobody";
+        "A known operation that this endpoint does not serve (XRC, RD).", "counters::ticks::packets_for_nobody";
     Refused: Qp, "drop_refused", None,
-        "A request that the responder refuses without an answer (UC access and length errors, datagrams longer than any path MTU).", "counters::ticks::datagrams_that_are_dropped";
+        "A request that the responder refuses without an answer (UC access and length errors, datagrams longer than any path MTU, a FLUSH too many at once).", "counters::ticks::datagrams_that_are_dropped";
 }
 }
 

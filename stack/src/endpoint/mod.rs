@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 pub use config::EndpointConfig;
 pub use probes::{PROBE_SOURCES, PROBE_WINDOW, ProbeSource};
 pub use report::{CqReport, DeviceReport, MrReport, Page, QpReport, SrqReport};
+pub(crate) use verbs::bind_request;
 
 use crate::burst::{IcrcMode, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::counters::{Counters, DropReason};

@@ -6,15 +6,16 @@ use super::{
 };
 use crate::counters::{Counters, DropReason};
 use crate::cq::Cq;
-use crate::mem::MAX_MRS;
+use crate::mem::{MAX_MRS, MAX_MWS};
 use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, post_recv_to, random_port};
 use crate::raw::Region;
 use crate::srq::Srq;
-use crate::types::{AckTimeout, Gid, PathMtu, Qpn};
+use crate::types::{AckTimeout, Gid, PathMtu, Qpn, Rkey};
 use crate::verbs::{
-    AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, GidType, MemoryRegion, MrHandle, Notify,
-    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpCapabilities, QpHandle, QpInfo, QpInit, QpOptions, QpType,
-    RecvWr, SendWr, SourcePort, SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WorkCompletion,
+    AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, GidType, MemoryRegion, MemoryWindow,
+    MrHandle, MwBind, MwHandle, MwType, Notify, Operation, Payload, PdHandle, PortAttr, PostError, PostListError,
+    QpAttr, QpCapabilities, QpHandle, QpInfo, QpInit, QpOptions, QpType, RecvWr, SendFlags, SendWr, SourcePort,
+    SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WorkCompletion,
 };
 
 fn limit(what: &'static str, limit: usize) -> VerbsError {
@@ -39,6 +40,12 @@ fn check_caps(caps: &QpCapabilities) -> Result<(), VerbsError> {
 
 fn list_error(error: PostError) -> PostListError {
     PostListError { index: 0, error }
+}
+
+/// The work request behind [`Verbs::bind_mw`].
+pub(crate) fn bind_request(wr_id: u64, bind: MwBind, rkey: Rkey, flags: SendFlags) -> SendWr<'static> {
+    let operation = Operation::BindMw(MwBind { rkey, ..bind });
+    SendWr { wr_id, operation, payload: Payload::Sges(&[]), flags, destination: None }
 }
 
 impl Endpoint {
@@ -97,7 +104,7 @@ impl Verbs for Endpoint {
             max_cq: count(MAX_CQS),
             max_cqe: MAX_CQE,
             max_mr: count(MAX_MRS),
-            max_mw: 0,
+            max_mw: count(MAX_MWS),
             max_pd: count(MAX_PDS),
             max_srq: count(MAX_SRQS),
             max_ah: count(MAX_AHS),
@@ -157,6 +164,26 @@ impl Verbs for Endpoint {
 
     fn deregister(&mut self, mr: MrHandle) -> Result<(), VerbsError> {
         self.mrs.deregister(mr)
+    }
+
+    fn alloc_fast_mr(&mut self, pd: PdHandle, region: &Region) -> Result<MemoryRegion, VerbsError> {
+        self.check_pd(pd)?;
+        self.mrs.alloc_fast(pd, region)
+    }
+
+    fn alloc_mw(&mut self, pd: PdHandle, mw_type: MwType) -> Result<MemoryWindow, VerbsError> {
+        self.check_pd(pd)?;
+        self.mrs.alloc_window(pd, mw_type)
+    }
+
+    fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), VerbsError> {
+        self.mrs.dealloc_window(mw)
+    }
+
+    fn bind_mw(&mut self, qp: QpHandle, wr_id: u64, bind: MwBind, flags: SendFlags) -> Result<Rkey, PostError> {
+        let rkey = self.mrs.next_window_key(bind.mw)?;
+        self.post_send(qp, &[bind_request(wr_id, bind, rkey, flags)]).map_err(|e| e.error)?;
+        Ok(rkey)
     }
 
     fn create_cq(&mut self, depth: u32) -> Result<CqHandle, VerbsError> {
@@ -257,6 +284,7 @@ impl Verbs for Endpoint {
         let slot = self.qps.remove(qp).ok_or(VerbsError::InvalidHandle)?;
         self.counters.add_qp(&slot.counters);
         self.by_qpn.remove(slot.qp.qpn().get());
+        self.mrs.release_qp(qp);
         self.multicast.retain(|(_, member)| *member != qp);
         let (send, recv) = slot.qp.cqs();
         for cq in [send, recv] {

@@ -26,16 +26,18 @@ pub use shared::HostEngine;
 use crate::cq::poll_ring;
 use crate::device::sys::poll::EventFd;
 use crate::device::{Device, DeviceError};
+use crate::endpoint::bind_request;
 use crate::engine::Engine;
 use crate::qp::post_recv_to;
 use crate::raw::Region;
 use crate::srq::RecvProducer;
 use crate::time::{Duration, Instant};
-use crate::types::{Gid, Qpn};
+use crate::types::{Gid, Qpn, Rkey};
 use crate::verbs::{
-    AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, MemoryRegion, MrHandle, Notify,
-    PdHandle, PortAttr, PostError, PostListError, QpAttr, QpHandle, QpInfo, QpInit, QpOptions, RecvWr, SendWr,
-    SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WaitVerbs, WorkCompletion, kind,
+    AccessFlags, AhAttr, AhHandle, AsyncEvent, CqHandle, DeviceAttr, GidEntry, MemoryRegion, MemoryWindow, MrHandle,
+    MwBind, MwHandle, MwType, Notify, PdHandle, PortAttr, PostError, PostListError, QpAttr, QpHandle, QpInfo, QpInit,
+    QpOptions, RecvWr, SendFlags, SendWr, SrqHandle, SrqInfo, SrqInit, Verbs, VerbsError, WaitVerbs, WorkCompletion,
+    kind,
 };
 
 /// Rounds that a waiting thread runs in vain before it sleeps: a peer that answers at once is met awake.
@@ -259,6 +261,24 @@ impl Verbs for Handle {
         self.shared.inspect(|e| e.endpoint_mut().deregister(mr))
     }
 
+    fn alloc_fast_mr(&mut self, pd: PdHandle, region: &Region) -> Result<MemoryRegion, VerbsError> {
+        self.shared.inspect(|e| e.endpoint_mut().alloc_fast_mr(pd, region))
+    }
+
+    fn alloc_mw(&mut self, pd: PdHandle, mw_type: MwType) -> Result<MemoryWindow, VerbsError> {
+        self.shared.inspect(|e| e.endpoint_mut().alloc_mw(pd, mw_type))
+    }
+
+    fn dealloc_mw(&mut self, mw: MwHandle) -> Result<(), VerbsError> {
+        self.shared.inspect(|e| e.endpoint_mut().dealloc_mw(mw))
+    }
+
+    fn bind_mw(&mut self, qp: QpHandle, wr_id: u64, bind: MwBind, flags: SendFlags) -> Result<Rkey, PostError> {
+        let rkey = self.shared.inspect(|e| e.endpoint_mut().memory_mut().next_window_key(bind.mw))?;
+        self.post_send(qp, &[bind_request(wr_id, bind, rkey, flags)]).map_err(|e| e.error)?;
+        Ok(rkey)
+    }
+
     fn create_cq(&mut self, depth: u32) -> Result<CqHandle, VerbsError> {
         self.shared.inspect(|e| e.endpoint_mut().create_cq(depth))
     }
@@ -332,6 +352,10 @@ impl Verbs for Handle {
 
     fn modify_qp(&mut self, qp: QpHandle, attr: QpAttr) -> Result<(), VerbsError> {
         self.shared.control(|e| e.endpoint_mut().modify_qp(qp, attr))
+    }
+
+    fn modify_many(&mut self, list: &[(QpHandle, QpAttr)]) -> Vec<Result<(), VerbsError>> {
+        self.shared.control(|e| e.endpoint_mut().modify_many(list))
     }
 
     fn query_qp(&self, qp: QpHandle) -> Result<QpInfo, VerbsError> {

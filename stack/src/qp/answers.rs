@@ -1,6 +1,6 @@
 //! What a responder still has to say, and what it remembers of what it said.
 //!
-//! Owns the queue of ACKs, NAKs, READ data and atomic results, in PSN order, and the memory of the last READs and
+//! Owns the queue of ACKs, NAKs, READ data, atomic results and word of ATOMIC WRITEs and FLUSHes, in PSN order, and the memory of the last READs and
 //! atomics, from which repeats are answered (IBTA Vol 1 9.7.5.1.2 to 9.7.5.1.5). Bounded by `max_dest_rd_atomic`.
 
 use std::collections::VecDeque;
@@ -10,8 +10,12 @@ use crate::wire::{Aeth, Syndrome};
 
 /// READs and atomics that the verbs allow outstanding.
 pub const MAX_RD_ATOMIC: usize = 128;
-/// Answers that wait at most: one for each READ or atomic, and an ACK between any two.
-pub const MAX_ANSWERS: usize = 2 * MAX_RD_ATOMIC + 8;
+/// FLUSHes whose answer waits: they do not count as READs do, so they have a limit of their own.
+pub const MAX_FLUSHES: usize = 16;
+/// Answers that wait at most: one for each READ, atomic or FLUSH, an ACK between any two, and a few more.
+pub const MAX_ANSWERS: usize = 2 * (MAX_RD_ATOMIC + MAX_FLUSHES) + MORE_ANSWERS;
+/// Repeats and NAKs.
+const MORE_ANSWERS: usize = 8;
 
 /// READ data that is still to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +45,16 @@ pub(crate) enum Answer {
     Read(ReadAnswer),
     /// Result of an atomic.
     Atomic(Psn, Msn, u64),
+    /// An ATOMIC WRITE was done.
+    Placed(Psn, Msn),
+    /// A FLUSH was done.
+    Flushed(Psn, Msn),
 }
 
 impl Answer {
     fn first(&self) -> Psn {
         match self {
-            Self::Acknowledge(psn, _) | Self::Atomic(psn, ..) => *psn,
+            Self::Acknowledge(psn, _) | Self::Atomic(psn, ..) | Self::Placed(psn, _) | Self::Flushed(psn, _) => *psn,
             Self::Read(read) => read.first,
         }
     }
@@ -59,6 +67,8 @@ pub(crate) enum Remembered {
     Read(ReadAnswer),
     /// Atomic: the result, which is never computed again.
     Atomic(Psn, Msn, u64),
+    /// ATOMIC WRITE: it is never done again.
+    Placed(Psn, Msn),
 }
 
 /// An answer that has not left.
@@ -94,12 +104,13 @@ impl Answers {
             self.memory.pop_front();
         }
         self.memory.reserve(self.depth.saturating_sub(self.memory.len()));
-        self.queue.reserve(self.limit().saturating_sub(self.queue.len()));
+        // A peer that sends FLUSHes makes it grow, once.
+        self.queue.reserve((2 * self.depth + MORE_ANSWERS).saturating_sub(self.queue.len()));
     }
 
-    /// Answers that may wait: one for each READ or atomic, an ACK between any two, and a few more.
+    /// Answers that may wait: one for each READ, atomic or FLUSH, an ACK between any two, and a few more.
     fn limit(&self) -> usize {
-        2 * self.depth + (MAX_ANSWERS - 2 * MAX_RD_ATOMIC)
+        2 * (self.depth + MAX_FLUSHES) + MORE_ANSWERS
     }
 
     pub(crate) fn depth(&self) -> usize {
@@ -115,10 +126,13 @@ impl Answers {
         self.queue.is_empty()
     }
 
-    /// READs and atomics whose first answer has not left yet. Answers to repeats do not count: a peer that had the first
+    /// READs, atomics and ATOMIC WRITEs whose first answer has not left yet. Answers to repeats do not count: a peer that had the first
     /// one may have begun further READs meanwhile.
     pub(crate) fn unanswered(&self) -> usize {
-        self.queue.iter().filter(|w| !w.repeat && !matches!(w.answer, Answer::Acknowledge(..))).count()
+        self.queue
+            .iter()
+            .filter(|w| !w.repeat && !matches!(w.answer, Answer::Acknowledge(..) | Answer::Flushed(..)))
+            .count()
     }
 
     /// Queues a positive ACK; one that waits right before it is covered by it and goes.
@@ -165,6 +179,29 @@ impl Answers {
         self.push(Answer::Atomic(psn, msn, original));
     }
 
+    /// Queues and remembers that an ATOMIC WRITE was done.
+    pub(crate) fn placed(&mut self, psn: Psn, msn: Msn) {
+        self.remember(Remembered::Placed(psn, msn));
+        self.push(Answer::Placed(psn, msn));
+    }
+
+    /// Queues the answer to a FLUSH. It is not remembered: one that comes again was done, whatever else was since, and
+    /// its answer says no more than that.
+    pub(crate) fn flushed(&mut self, psn: Psn, msn: Msn) {
+        self.push(Answer::Flushed(psn, msn));
+    }
+
+    /// Whether the answer to one more FLUSH can wait.
+    pub(crate) fn takes_flush(&self) -> bool {
+        self.queue.iter().filter(|w| matches!(w.answer, Answer::Flushed(..))).count() < MAX_FLUSHES
+    }
+
+    /// Answers a repeated FLUSH at `psn`.
+    pub(crate) fn repeat_flush(&mut self, psn: Psn, msn: Msn) -> bool {
+        self.insert(Answer::Flushed(psn, msn));
+        true
+    }
+
     /// Answers a repeated READ at `psn`, when it asks for the rest, or a part of the rest, of a remembered one. The
     /// answer begins with First or Only at `psn`.
     pub(crate) fn repeat_read(&mut self, psn: Psn, addr: u64, rkey: Rkey, length: u32, mtu: usize) -> bool {
@@ -187,10 +224,22 @@ impl Answers {
 
     /// Answers a repeated atomic at `psn` with the result it had.
     pub(crate) fn repeat_atomic(&mut self, psn: Psn) -> bool {
-        let found = self.memory.iter().rev().find_map(|m| match m {
+        self.repeat_one(|m| match m {
             Remembered::Atomic(p, msn, original) if *p == psn => Some(Answer::Atomic(psn, *msn, *original)),
             _ => None,
-        });
+        })
+    }
+
+    /// Answers a repeated ATOMIC WRITE at `psn`.
+    pub(crate) fn repeat_placed(&mut self, psn: Psn) -> bool {
+        self.repeat_one(|m| match m {
+            Remembered::Placed(p, msn) if *p == psn => Some(Answer::Placed(psn, *msn)),
+            _ => None,
+        })
+    }
+
+    fn repeat_one(&mut self, answer: impl Fn(&Remembered) -> Option<Answer>) -> bool {
+        let found = self.memory.iter().rev().find_map(answer);
         found.is_some_and(|answer| {
             self.insert(answer);
             true
@@ -202,7 +251,9 @@ impl Answers {
         let psn = answer.first();
         let waiting = self.queue.iter_mut().find(|w| match (&w.answer, &answer) {
             (Answer::Read(old), Answer::Read(_)) => psn.is_within(old.first, old.packets),
-            (Answer::Atomic(old, ..), Answer::Atomic(..)) => *old == psn,
+            (Answer::Atomic(old, ..), Answer::Atomic(..))
+            | (Answer::Placed(old, _), Answer::Placed(..))
+            | (Answer::Flushed(old, _), Answer::Flushed(..)) => *old == psn,
             _ => false,
         });
         if let Some(old) = waiting {

@@ -10,10 +10,10 @@ use crate::counters::DropReason;
 use crate::srq::RecvConsumer;
 use crate::types::{Imm, Rkey};
 use crate::verbs::{
-    AccessFlags, AsyncEvent, FailureKind, PdHandle, RecvHead, Sge, SrqHandle, WcData, WcOpcode, WcStatus,
+    AccessFlags, AsyncEvent, FailureKind, FlushScope, PdHandle, RecvHead, Sge, SrqHandle, WcData, WcOpcode, WcStatus,
     WorkCompletion,
 };
-use crate::wire::{MAX_MESSAGE_LEN, NakCode, Place, Request, RequestOp, Reth, SendTail, WritePart};
+use crate::wire::{Feth, MAX_MESSAGE_LEN, NakCode, Place, Request, RequestOp, Reth, SendTail, WritePart};
 
 /// Why a request packet is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,32 @@ impl Refusal {
     pub(crate) const INVALID: Self = Self::Nak { code: NakCode::InvalidRequest, local: None };
     pub(crate) const ACCESS: Self = Self::Nak { code: NakCode::RemoteAccessError, local: None };
     pub(crate) const OPERATIONAL: Self = Self::Nak { code: NakCode::RemoteOperationalError, local: None };
+}
+
+/// What a FLUSH asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flush {
+    /// The rights that it needs, of the QP and of the key.
+    pub(crate) rights: AccessFlags,
+    pub(crate) scope: FlushScope,
+}
+
+impl Flush {
+    /// The meaning of its header; a placement or selectivity that nobody defined is an invalid request.
+    pub(crate) fn of(feth: &Feth) -> Result<Self, Refusal> {
+        let rights = match feth.placement {
+            1 => AccessFlags::FLUSH_GLOBAL,
+            2 => AccessFlags::FLUSH_PERSISTENT,
+            3 => AccessFlags::FLUSH_GLOBAL | AccessFlags::FLUSH_PERSISTENT,
+            _ => return Err(Refusal::INVALID),
+        };
+        let scope = match feth.scope {
+            0 => FlushScope::Range,
+            1 => FlushScope::Region,
+            _ => return Err(Refusal::INVALID),
+        };
+        Ok(Self { rights, scope })
+    }
 }
 
 /// The receive side's source of WQEs, and the one that is being filled.
@@ -191,6 +217,8 @@ impl Assembly {
             RequestOp::Write(_) => AccessFlags::REMOTE_WRITE,
             RequestOp::Read(_) => AccessFlags::REMOTE_READ,
             RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => AccessFlags::REMOTE_ATOMIC,
+            RequestOp::AtomicWrite(_) => AccessFlags::REMOTE_WRITE,
+            RequestOp::Flush(feth, _) => Flush::of(feth)?.rights,
         };
         if self.access.contains(need) { Ok(()) } else { Err(Refusal::INVALID) }
     }
@@ -200,7 +228,7 @@ impl Assembly {
         let needed = match op {
             RequestOp::Send(..) => true,
             RequestOp::Write(part) => part.imm().is_some(),
-            RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => false,
+            _ => false,
         };
         if !needed || self.rq.hold(cx) { Ok(()) } else { Err(Refusal::Rnr) }
     }
@@ -245,8 +273,9 @@ impl Assembly {
             {
                 Ok(())
             }
-            (RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_), _) => Ok(()),
-            (RequestOp::Write(_), _) => Err(Refusal::INVALID),
+            (RequestOp::AtomicWrite(reth), _) if len == 8 && reth.length == 8 => Ok(()),
+            (RequestOp::Write(_) | RequestOp::AtomicWrite(_), _) => Err(Refusal::INVALID),
+            _ => Ok(()),
         }
     }
 
@@ -257,7 +286,7 @@ impl Assembly {
             return Ok(());
         }
         cx.mrs
-            .remote(id.pd, reth.rkey, reth.addr, reth.length.into(), AccessFlags::REMOTE_WRITE)
+            .remote(id.pd, id.handle, reth.rkey, reth.addr, reth.length.into(), AccessFlags::REMOTE_WRITE)
             .map(|_| ())
             .map_err(|_| Refusal::ACCESS)
     }
@@ -273,7 +302,7 @@ impl Assembly {
         match &request.op {
             RequestOp::Send(place, tail) => self.execute_send(*place, *tail, request.payload, solicited, id, cx),
             RequestOp::Write(part) => self.execute_write(part, request.payload, solicited, id, cx),
-            RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => Err(Refusal::INVALID),
+            _ => Err(Refusal::INVALID),
         }
     }
 
@@ -311,7 +340,7 @@ impl Assembly {
     }
 
     fn invalidate(&self, rkey: Rkey, id: &Ident, cx: &mut Cx<'_>) -> (WcData, bool) {
-        match cx.mrs.invalidate(id.pd, rkey) {
+        match cx.mrs.invalidate(id.pd, id.handle, rkey) {
             Ok(()) => (WcData::Invalidated(rkey), false),
             Err(_) => (WcData::None, true),
         }
@@ -334,7 +363,7 @@ impl Assembly {
         if len > 0 {
             // Looked up anew for each packet: the region may be gone since the first.
             let at = reth.addr.wrapping_add(done);
-            let span = cx.mrs.remote(id.pd, reth.rkey, at, len, AccessFlags::REMOTE_WRITE);
+            let span = cx.mrs.remote(id.pd, id.handle, reth.rkey, at, len, AccessFlags::REMOTE_WRITE);
             span.and_then(|s| s.write(payload)).map_err(|_| Refusal::ACCESS)?;
         }
         if !part.place().ends() {

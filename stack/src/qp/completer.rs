@@ -63,7 +63,7 @@ impl Requester {
         let mut reached = true;
         while end.distance_from(self.una) > 0 {
             let Some(wqe) = self.queue.window().front().copied() else { break };
-            if wqe.head.operation.is_read_or_atomic() {
+            if wqe.head.operation.awaits_response() {
                 reached = false;
                 break;
             }
@@ -87,6 +87,14 @@ impl Requester {
         self.popped();
         if wqe.head.flags.signaled || id.signal_all {
             cx.complete(id.send_cq, send_completion(id, &wqe, WcStatus::Success, 0, byte_len));
+        }
+        self.complete_executed(id, cx);
+    }
+
+    /// Local operations that were carried out complete as soon as everything before them has.
+    pub(super) fn complete_executed(&mut self, id: &Ident, cx: &mut Cx<'_>) {
+        if self.queue.window().front().is_some_and(|wqe| wqe.executed) {
+            self.complete_head(0, id, cx);
         }
     }
 
@@ -187,8 +195,13 @@ impl Requester {
     ) -> Result<(), ResponseError> {
         let Some(wqe) = self.awaited(psn, id, cx)? else { return Ok(()) };
         let bad = SendFailure { status: WcStatus::BadResponse, kind: FailureKind::BadResponse, psn };
-        if !matches!(wqe.head.operation, Operation::Read(_)) {
-            return Err(bad.into());
+        match wqe.head.operation {
+            Operation::Read(_) => {}
+            // Their answer is READ data of no length.
+            Operation::AtomicWrite(_) | Operation::Flush { .. } if last && payload.is_empty() => {
+                return self.answered(&wqe, 0, id, cx);
+            }
+            _ => return Err(bad.into()),
         }
         let index = psn.distance_from(wqe.first).unsigned_abs();
         let mtu = id.mtu_bytes();
@@ -224,15 +237,21 @@ impl Requester {
             let (status, kind) = (WcStatus::LocalProtection, FailureKind::LocalElement);
             return Err(SendFailure { status, kind, psn }.into());
         }
+        self.answered(&wqe, 8, id, cx)
+    }
+
+    /// The oldest work request, of one packet, has its answer.
+    fn answered(&mut self, wqe: &Wqe, byte_len: u32, id: &Ident, cx: &mut Cx<'_>) -> Result<(), ResponseError> {
         self.una = wqe.end();
-        self.complete_head(8, id, cx);
+        self.complete_head(byte_len, id, cx);
         self.progressed(cx.now);
         Ok(self.fail_poisoned_head()?)
     }
 
     /// UC: a work request is done once its last packet was handed to the device.
     pub(crate) fn complete_sent(&mut self, id: &Ident, cx: &mut Cx<'_>) {
-        while self.queue.window().front().is_some_and(|w| self.cursor_psn.distance_from(w.end()) >= 0) {
+        let sent = |w: &Wqe, cursor: Psn| !w.head.operation.is_local() && cursor.distance_from(w.end()) >= 0;
+        while self.queue.window().front().is_some_and(|w| sent(w, self.cursor_psn)) {
             self.complete_head(0, id, cx);
         }
         self.una = self.cursor_psn;

@@ -22,11 +22,13 @@ mod ud;
 
 use std::sync::Arc;
 
-pub use answers::{MAX_ANSWERS, MAX_RD_ATOMIC};
+pub use answers::{MAX_ANSWERS, MAX_FLUSHES, MAX_RD_ATOMIC};
 pub use cx::{Ah, AhTable, Cx};
 pub use modify::{ModifyLimits, QpFields};
 pub(crate) use path::{flow_for, random_port};
 pub use post::{MAX_MESSAGE, Poster, QpShared, SendProducer, post_recv_to};
+#[cfg(feature = "hw")]
+pub(crate) use post::{check_operation, check_sge_count};
 pub use progress::{Behind, Progress, Waiting};
 pub use requester::{MAX_READ_PSNS, MAX_UNACKED};
 pub use ud::GRH_LEN;

@@ -162,6 +162,8 @@ impl Qp {
         }
         if to == QpState::Reset {
             self.reset();
+            // Bound for the peer that was; the next one has no claim to them.
+            cx.mrs.release_qp(self.id.handle);
         }
         match (from, to) {
             // Another thread may have posted while the QP was being reset.

@@ -87,6 +87,8 @@ impl Poster {
     fn check(&self, wr: &SendWr<'_>) -> Result<SendHead, PostError> {
         check_operation(self.qp_type, wr)?;
         let (num_sge, inline, length) = match wr.payload {
+            Payload::Sges([]) if takes_no_payload(&wr.operation) => (0, 0, 0),
+            _ if takes_no_payload(&wr.operation) => return Err(PostError::PayloadNotAllowed),
             Payload::Sges(s) => (check_sge_count(s, self.caps.max_send_sge)?, 0, sum(s)),
             Payload::Inline(_) if wr.operation.is_read_or_atomic() => return Err(PostError::InlineNotAllowed),
             Payload::Inline(b) => {
@@ -104,10 +106,15 @@ impl Poster {
             .ok()
             .filter(|_| length <= max)
             .ok_or(PostError::MessageTooLong { len: length, max })?;
-        if wr.operation.is_read_or_atomic() && self.shared.max_rd_atomic.load(Ordering::Acquire) == 0 {
+        if let Operation::Flush { length, .. } = wr.operation
+            && u64::from(length) > MAX_MESSAGE
+        {
+            return Err(PostError::MessageTooLong { len: length.into(), max: MAX_MESSAGE });
+        }
+        if wr.operation.awaits_response() && self.shared.max_rd_atomic.load(Ordering::Acquire) == 0 {
             return Err(PostError::NoReadDepth);
         }
-        if wr.operation.is_atomic() && length != 8 {
+        if (wr.operation.is_atomic() || matches!(wr.operation, Operation::AtomicWrite(_))) && length != 8 {
             return Err(PostError::AtomicLength(length));
         }
         Ok(SendHead {
@@ -168,12 +175,17 @@ fn sum(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
-fn check_sge_count(sges: &[Sge], max: u32) -> Result<u8, PostError> {
+pub(crate) fn check_sge_count(sges: &[Sge], max: u32) -> Result<u8, PostError> {
     let (given, max) = (sges.len(), max as usize);
     u8::try_from(given).ok().filter(|_| given <= max).ok_or(PostError::TooManySges { given, max })
 }
 
-fn check_operation(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
+/// Operations that say all in the work request itself.
+fn takes_no_payload(op: &Operation) -> bool {
+    op.is_local() || matches!(op, Operation::Flush { .. })
+}
+
+pub(crate) fn check_operation(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
     let fits = match wr.operation {
         Operation::Send | Operation::SendImm(_) => true,
         Operation::Write(_) | Operation::WriteImm(..) => !qp_type.is_datagram(),
@@ -184,11 +196,14 @@ fn check_operation(qp_type: QpType, wr: &SendWr<'_>) -> Result<(), PostError> {
             }
             qp_type == QpType::Rc
         }
-        Operation::AtomicWrite(_) => return Err(PostError::Unsupported("ATOMIC WRITE")),
-        Operation::Flush { .. } => return Err(PostError::Unsupported("FLUSH")),
-        Operation::BindMw(_) => return Err(PostError::Unsupported("a memory window")),
-        Operation::LocalInvalidate(_) => return Err(PostError::Unsupported("local invalidation")),
-        Operation::FastRegister(_) => return Err(PostError::Unsupported("fast registration")),
+        Operation::AtomicWrite(remote) => {
+            if remote.addr % 8 != 0 {
+                return Err(PostError::AtomicAlignment);
+            }
+            qp_type == QpType::Rc
+        }
+        Operation::Flush { .. } => qp_type == QpType::Rc,
+        Operation::BindMw(_) | Operation::LocalInvalidate(_) | Operation::FastRegister(_) => !qp_type.is_datagram(),
     };
     if !fits {
         return Err(PostError::WrongOperation);

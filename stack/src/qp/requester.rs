@@ -16,7 +16,7 @@ use crate::burst::{TxBurst, TxRoom};
 use crate::time::Instant;
 use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
 use crate::verbs::{FailureKind, Operation, WcStatus};
-use crate::wire::{AtomicEth, Body, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart};
+use crate::wire::{AtomicEth, Body, Feth, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart};
 
 /// PSNs that may be unacknowledged. Far below 2^23, where modular order ends.
 pub const MAX_UNACKED: u32 = 256;
@@ -58,7 +58,7 @@ pub(crate) struct Requester {
     pub(super) cursor_psn: Psn,
     /// One beyond the highest PSN ever sent.
     pub(super) sent_end: Psn,
-    /// Outstanding READ and atomic requests: one beyond the PSNs that each reserved.
+    /// Outstanding requests that get an answer of their own, READs above all: one beyond the PSNs that each reserved.
     reads: VecDeque<Psn>,
     since_ack_req: u32,
     pub(super) retries_used: u8,
@@ -165,7 +165,7 @@ impl Requester {
         let behind = match window.get(self.cursor) {
             Some(wqe) if !self.may_begin(wqe) => {
                 let full = self.reads.len() >= self.attr.max_rd_atomic.into();
-                Some(if full && wqe.head.operation.is_read_or_atomic() { Behind::ReadDepth } else { Behind::Fence })
+                Some(if full && wqe.head.operation.awaits_response() { Behind::ReadDepth } else { Behind::Fence })
             }
             _ if all_begun && unsent && self.draining => Some(Behind::Drain),
             _ if unsent && self.cursor_psn.distance_from(self.una).unsigned_abs() + 1 > MAX_UNACKED => {
@@ -173,7 +173,7 @@ impl Requester {
             }
             _ => None,
         };
-        let reads = window.front().is_some_and(|w| w.head.operation.is_read_or_atomic());
+        let reads = window.front().is_some_and(|w| w.head.operation.awaits_response());
         let waiting = match (self.rnr_deadline.is_some(), self.cursor_psn != self.una) {
             (true, _) => Waiting::RnrTimer,
             (false, true) if reads => Waiting::Response,
@@ -261,27 +261,22 @@ impl Requester {
 
     /// Decides what goes next; `None` when nothing may.
     fn plan(&mut self, id: &Ident, path: &Path, cx: &mut Cx<'_>) -> Result<Option<Plan>, SendFailure> {
-        if self.cursor == self.queue.window().len() {
-            if self.draining {
+        // Each round but the last passes a local operation.
+        let wqe = loop {
+            if self.cursor == self.queue.window().len() && !self.begin_next(id, path, cx) {
                 return Ok(None);
             }
-            let Some(wqe) = self.queue.pull(self.next_psn, path.mtu) else { return Ok(None) };
-            self.next_psn = wqe.end();
-            cx.counters.rdma_sends += 1;
-            let writes = wqe.head.operation.is_read_or_atomic();
-            if cx.mrs.check_sges(id.pd, self.queue.sges_of(&wqe), writes).is_err() {
-                self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
+            self.fail_poisoned_head()?;
+            match self.queue.window().get(self.cursor) {
+                Some(wqe) if wqe.poisoned.is_none() && self.may_begin(wqe) => {
+                    if !wqe.head.operation.is_local() {
+                        break wqe;
+                    }
+                }
+                _ => return Ok(None),
             }
-            // Posted while READs were allowed, and the depth was taken away since (SQD): it could never go.
-            if writes && self.attr.max_rd_atomic == 0 {
-                self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
-            }
-        }
-        self.fail_poisoned_head()?;
-        let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(None) };
-        if wqe.poisoned.is_some() || !self.may_begin(wqe) {
-            return Ok(None);
-        }
+            self.pass_local(id, cx)?;
+        };
         let plan = self.packet_of(wqe, path.mtu.bytes());
         let unacked = self.cursor_psn.distance_from(self.una).unsigned_abs();
         if self.service == Service::Rc && unacked > 0 && unacked + plan.psns > MAX_UNACKED {
@@ -290,11 +285,51 @@ impl Requester {
         Ok(Some(plan))
     }
 
-    /// Fence and READ depth.
+    /// Takes the next posted work request into flight; false when none may be.
+    fn begin_next(&mut self, id: &Ident, path: &Path, cx: &mut Cx<'_>) -> bool {
+        if self.draining {
+            return false;
+        }
+        let Some(wqe) = self.queue.pull(self.next_psn, path.mtu) else { return false };
+        self.next_psn = wqe.end();
+        let operation = &wqe.head.operation;
+        if operation.is_local() {
+            return true;
+        }
+        cx.counters.rdma_sends += 1;
+        if cx.mrs.check_sges(id.pd, self.queue.sges_of(&wqe), operation.is_read_or_atomic()).is_err() {
+            self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
+        }
+        // Posted while READs were allowed, and the depth was taken away since (SQD): it could never go.
+        if operation.awaits_response() && self.attr.max_rd_atomic == 0 {
+            self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
+        }
+        true
+    }
+
+    /// Goes past the local operation at the cursor, carrying it out unless that was done. One that is refused fails once
+    /// everything before it is done; nothing behind it begins.
+    fn pass_local(&mut self, id: &Ident, cx: &mut Cx<'_>) -> Result<(), SendFailure> {
+        let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(()) };
+        if !wqe.executed {
+            if let Err((status, kind)) = carry_out(&wqe.head.operation, id, cx) {
+                self.queue.poison(self.cursor, status, kind);
+                return self.fail_poisoned_head();
+            }
+            self.queue.mark_executed(self.cursor);
+        }
+        self.cursor += 1;
+        self.complete_executed(id, cx);
+        Ok(())
+    }
+
+    /// Fence and READ depth. A local invalidation waits until everything before it is complete (IBTA Vol 1 10.6.5.1): a
+    /// repeat of what was sent before might still need the key.
     fn may_begin(&self, wqe: &Wqe) -> bool {
         let fenced = wqe.head.flags.fence && self.cursor_psn == wqe.first && !self.reads.is_empty();
-        let full = wqe.head.operation.is_read_or_atomic() && self.reads.len() >= self.attr.max_rd_atomic.into();
-        !fenced && !full
+        let full = wqe.head.operation.awaits_response() && self.reads.len() >= self.attr.max_rd_atomic.into();
+        let early = matches!(wqe.head.operation, Operation::LocalInvalidate(_)) && self.cursor > 0;
+        !fenced && !full && !early
     }
 
     /// The packet of `wqe` that begins at the cursor's PSN.
@@ -319,7 +354,16 @@ impl Requester {
                 let reth = Reth { addr: remote.addr.wrapping_add(offset), rkey: remote.rkey, length };
                 plan(RequestOp::Read(reth), 0, psns, true)
             }
-            // The rest are messages: posting lets no other operation through.
+            Operation::AtomicWrite(remote) => {
+                let reth = Reth { addr: remote.addr, rkey: remote.rkey, length: 8 };
+                plan(RequestOp::AtomicWrite(reth), 8, 1, true)
+            }
+            Operation::Flush { remote, length, placement, scope } => {
+                let feth = Feth { placement: placement as u8, scope: scope as u8 };
+                let reth = Reth { addr: remote.addr, rkey: remote.rkey, length };
+                plan(RequestOp::Flush(feth, reth), 0, 1, true)
+            }
+            // The rest are messages: local operations never come here.
             _ => {
                 let len = usize::try_from(left).unwrap_or(usize::MAX).min(mtu);
                 let place = match (index == 0, index + 1 == wqe.packets) {
@@ -343,7 +387,7 @@ impl Requester {
         if self.cursor_psn.distance_from(self.sent_end) > 0 {
             self.sent_end = self.cursor_psn;
         }
-        if matches!(plan.op, RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_)) {
+        if plan.op.awaits_response() {
             self.reads.push_back(self.cursor_psn);
         }
         if self.cursor_psn == plan.wqe_end {
@@ -433,12 +477,31 @@ impl Requester {
     }
 }
 
+/// Carries out a local operation.
+fn carry_out(operation: &Operation, id: &Ident, cx: &mut Cx<'_>) -> Result<(), (WcStatus, FailureKind)> {
+    let refused = |status, kind| move |_| (status, kind);
+    match operation {
+        Operation::BindMw(bind) => {
+            cx.mrs.bind(id.pd, id.handle, bind).map_err(refused(WcStatus::MwBind, FailureKind::BindRefused))
+        }
+        Operation::LocalInvalidate(rkey) => cx
+            .mrs
+            .invalidate(id.pd, id.handle, *rkey)
+            .map_err(|_| (WcStatus::LocalQpOperation, FailureKind::LocalInvalidateRefused)),
+        Operation::FastRegister(wr) => cx
+            .mrs
+            .fast_register(id.pd, wr)
+            .map_err(refused(WcStatus::LocalQpOperation, FailureKind::FastRegisterRefused)),
+        _ => Ok(()),
+    }
+}
+
 /// Operations that may raise a solicited event.
 fn takes_solicited(op: &RequestOp) -> bool {
     match op {
         RequestOp::Send(..) => true,
         RequestOp::Write(part) => part.imm().is_some(),
-        RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => false,
+        _ => false,
     }
 }
 

@@ -5,15 +5,18 @@
 
 use super::Ident;
 use super::answers::{Answer, Answers, MAX_ANSWERS, ReadAnswer};
-use super::assembly::{Assembly, Refusal};
+use super::assembly::{Assembly, Flush, Refusal};
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
 use super::path::Path;
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
+use crate::mem::FlushRange;
 use crate::types::{Msn, Psn, PsnClass, RnrTimer};
 use crate::verbs::{AccessFlags, WcStatus};
-use crate::wire::{Aeth, AtomicEth, Body, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome};
+use crate::wire::{
+    Aeth, AtomicEth, Body, Feth, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome,
+};
 
 /// The header bits of a request that the responder looks at.
 #[derive(Clone, Copy, Debug)]
@@ -124,9 +127,10 @@ impl Responder {
 
     fn check_operation(&self, op: &RequestOp) -> Result<(), Refusal> {
         self.assembly.check_operation(op)?;
-        let reads = matches!(op, RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_));
+        // FLUSH is not counted: some requesters do not count it either, and its answer needs no memory here.
+        let counted = op.awaits_response() && !matches!(op, RequestOp::Flush(..));
         // More outstanding than was agreed, or any where none was.
-        if reads && self.answers.unanswered() >= self.answers.depth() {
+        if counted && self.answers.unanswered() >= self.answers.depth() {
             return Err(Refusal::INVALID);
         }
         Ok(())
@@ -134,7 +138,7 @@ impl Responder {
 
     fn check_access(&self, op: &RequestOp, id: &Ident, cx: &Cx<'_>) -> Result<(), Refusal> {
         let remote = |addr, rkey, len: u32, need| {
-            cx.mrs.remote(id.pd, rkey, addr, len.into(), need).map(|_| ()).map_err(|_| Refusal::ACCESS)
+            cx.mrs.remote(id.pd, id.handle, rkey, addr, len.into(), need).map(|_| ()).map_err(|_| Refusal::ACCESS)
         };
         match op {
             RequestOp::Send(..) => Ok(()),
@@ -143,8 +147,13 @@ impl Responder {
             RequestOp::Read(reth) => remote(reth.addr, reth.rkey, reth.length, AccessFlags::REMOTE_READ),
             RequestOp::CompareSwap(eth) | RequestOp::FetchAdd(eth) => {
                 remote(eth.addr, eth.rkey, 8, AccessFlags::REMOTE_ATOMIC)?;
-                if eth.addr % 8 == 0 { Ok(()) } else { Err(Refusal::INVALID) }
+                aligned(eth.addr)
             }
+            RequestOp::AtomicWrite(reth) => {
+                remote(reth.addr, reth.rkey, 8, AccessFlags::REMOTE_WRITE)?;
+                aligned(reth.addr)
+            }
+            RequestOp::Flush(feth, reth) => flush_range(feth, reth, id, cx).map(|_| ()),
         }
     }
 
@@ -165,6 +174,8 @@ impl Responder {
             }
             RequestOp::CompareSwap(eth) => self.execute_atomic(bits.psn, eth, true, id, cx),
             RequestOp::FetchAdd(eth) => self.execute_atomic(bits.psn, eth, false, id, cx),
+            RequestOp::AtomicWrite(reth) => self.execute_atomic_write(bits.psn, reth, request.payload, id, cx),
+            RequestOp::Flush(feth, reth) => self.execute_flush(bits.psn, feth, reth, id, cx),
         }
     }
 
@@ -213,16 +224,58 @@ impl Responder {
         cx: &mut Cx<'_>,
     ) -> Result<Accepted, Refusal> {
         let need = AccessFlags::REMOTE_ATOMIC;
-        let span = cx.mrs.remote(id.pd, eth.rkey, eth.addr, 8, need).map_err(|_| Refusal::ACCESS)?;
+        let span = cx.mrs.remote(id.pd, id.handle, eth.rkey, eth.addr, 8, need).map_err(|_| Refusal::ACCESS)?;
         let before = if compare { span.compare_swap(eth.compare, eth.swap_add) } else { span.fetch_add(eth.swap_add) };
         // Aligned on the wire and yet not in this process: a region registered at an odd wire address.
         let before = before.ok_or(Refusal::OPERATIONAL)?;
+        cx.counters.rx_atomic_requests += 1;
+        self.advance(psn, cx);
+        self.answers.atomic(psn, self.msn, before);
+        Ok(Accepted::default())
+    }
+
+    fn execute_atomic_write(
+        &mut self,
+        psn: Psn,
+        reth: &Reth,
+        payload: &[u8],
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> Result<Accepted, Refusal> {
+        let bytes = <[u8; 8]>::try_from(payload).map_err(|_| Refusal::INVALID)?;
+        let need = AccessFlags::REMOTE_WRITE;
+        let span = cx.mrs.remote(id.pd, id.handle, reth.rkey, reth.addr, 8, need).map_err(|_| Refusal::ACCESS)?;
+        // Aligned on the wire and yet not in this process: a region registered at an odd wire address.
+        span.write_atomic(bytes).ok_or(Refusal::OPERATIONAL)?;
+        cx.counters.rx_atomic_requests += 1;
+        self.advance(psn, cx);
+        self.answers.placed(psn, self.msn);
+        Ok(Accepted::default())
+    }
+
+    fn execute_flush(
+        &mut self,
+        psn: Psn,
+        feth: &Feth,
+        reth: &Reth,
+        id: &Ident,
+        cx: &mut Cx<'_>,
+    ) -> Result<Accepted, Refusal> {
+        // One that could not be answered is not begun: the requester's timer repeats it.
+        if !self.answers.takes_flush() {
+            return Err(Refusal::Drop(DropReason::Refused));
+        }
+        flush_range(feth, reth, id, cx)?.flush().map_err(|_| Refusal::OPERATIONAL)?;
+        self.advance(psn, cx);
+        self.answers.flushed(psn, self.msn);
+        Ok(Accepted::default())
+    }
+
+    /// A request of one packet with an answer of its own was executed.
+    fn advance(&mut self, psn: Psn, cx: &mut Cx<'_>) {
         self.msn = self.msn.next();
         self.expected = psn.next();
-        self.answers.atomic(psn, self.msn, before);
-        cx.counters.rx_atomic_requests += 1;
         cx.counters.rdma_recvs += 1;
-        Ok(Accepted::default())
     }
 
     /// Says what a refusal has to say. Returns whether the QP fails by it.
@@ -272,6 +325,8 @@ impl Responder {
             }),
             RequestOp::Read(reth) => self.answers.repeat_read(psn, reth.addr, reth.rkey, reth.length, id.mtu_bytes()),
             RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => self.answers.repeat_atomic(psn),
+            RequestOp::AtomicWrite(_) => self.answers.repeat_placed(psn),
+            RequestOp::Flush(..) => self.answers.repeat_flush(psn, self.msn),
         };
         if !remembered {
             cx.counters.count_drop(DropReason::ForgottenDuplicate);
@@ -317,6 +372,17 @@ impl Responder {
     }
 }
 
+/// Atomics work on aligned addresses.
+const fn aligned(addr: u64) -> Result<(), Refusal> {
+    if addr.is_multiple_of(8) { Ok(()) } else { Err(Refusal::INVALID) }
+}
+
+/// What a FLUSH covers, if the peer may.
+fn flush_range<'a>(feth: &Feth, reth: &Reth, id: &Ident, cx: &'a Cx<'_>) -> Result<FlushRange<'a>, Refusal> {
+    let Flush { rights, scope } = Flush::of(feth)?;
+    cx.mrs.flush_range(id.pd, id.handle, reth.rkey, reth.addr, reth.length, scope, rights).map_err(|_| Refusal::ACCESS)
+}
+
 /// Writes one packet of `answer`; fails with its PSN when its data cannot be read any more.
 fn write_answer(
     answer: &Answer,
@@ -330,6 +396,9 @@ fn write_answer(
         Answer::Atomic(psn, msn, original) => {
             (*psn, ResponseOp::AtomicAcknowledge(Aeth { syndrome: Syndrome::ACK, msn: *msn }, *original), None)
         }
+        Answer::Placed(psn, msn) | Answer::Flushed(psn, msn) => {
+            (*psn, ResponseOp::ReadOnly(Aeth { syndrome: Syndrome::ACK, msn: *msn }), None)
+        }
         Answer::Read(read) => {
             let (op, offset, len) = read_packet(read, id.mtu_bytes());
             (read.next, op, Some((read, offset, len)))
@@ -341,7 +410,7 @@ fn write_answer(
     let mrs = &*cx.mrs;
     let written = write_packet(room, &path.flow, &packet, len, |out| match data {
         Some((read, offset, len)) if len > 0 => mrs
-            .remote(id.pd, read.rkey, read.addr.wrapping_add(offset), len as u64, AccessFlags::REMOTE_READ)
+            .remote(id.pd, id.handle, read.rkey, read.addr.wrapping_add(offset), len as u64, AccessFlags::REMOTE_READ)
             .and_then(|span| span.read(out)),
         _ => Ok(()),
     });

@@ -16,8 +16,10 @@ pub(crate) struct Wqe {
     slot: usize,
     /// Its first PSN.
     pub(crate) first: Psn,
-    /// The PSNs it takes.
+    /// The PSNs it takes; a local operation takes none.
     pub(crate) packets: u32,
+    /// A local operation that was carried out: going back over it does not repeat it.
+    pub(crate) executed: bool,
     /// It cannot be sent: it fails as soon as everything before it is done.
     pub(crate) poisoned: Option<(WcStatus, FailureKind)>,
 }
@@ -79,8 +81,12 @@ impl SendQueue {
         let inline = self.inline.get_mut(slot * size.inline..(slot + 1) * size.inline)?;
         let head = self.ring.pop(sges, inline)?;
         self.next_slot = (slot + 1) % size.requests;
-        let packets = if head.operation.is_atomic() { 1 } else { mtu.packets_for(head.length) };
-        let wqe = Wqe { head, slot, first, packets, poisoned: None };
+        let packets = match head.operation {
+            op if op.is_local() => 0,
+            op if op.is_atomic() => 1,
+            _ => mtu.packets_for(head.length),
+        };
+        let wqe = Wqe { head, slot, first, packets, executed: false, poisoned: None };
         self.window.push_back(wqe);
         Some(wqe)
     }
@@ -88,6 +94,13 @@ impl SendQueue {
     /// Work requests in flight, oldest first.
     pub(crate) fn window(&self) -> &VecDeque<Wqe> {
         &self.window
+    }
+
+    /// The work request at `index`, a local operation, was carried out.
+    pub(crate) fn mark_executed(&mut self, index: usize) {
+        if let Some(wqe) = self.window.get_mut(index) {
+            wqe.executed = true;
+        }
     }
 
     pub(crate) fn poison(&mut self, index: usize, status: WcStatus, kind: FailureKind) {

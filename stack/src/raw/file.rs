@@ -3,10 +3,11 @@
 
 use core::ptr::NonNull;
 use std::fs::File;
+use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapOptions};
 
-use super::Region;
+use super::{Backing, Inner, Region};
 
 impl Region {
     /// A region over the first `len` bytes of `file`, shared with everyone who maps it: what a peer writes is in the
@@ -28,7 +29,7 @@ impl Region {
         // SAFETY: the caller promises that the file stays as long as the map; changes by others are what a region
         // allows, as its bytes are never seen through references.
         let map = unsafe { MmapOptions::new().len(len).map_mut(file) }?;
-        Ok(over(map))
+        Ok(over(map, Backing::File))
     }
 
     /// A region over anonymous memory of its own, page aligned and given back to the system when dropped. Unlike
@@ -37,16 +38,16 @@ impl Region {
     /// # Errors
     /// The system's.
     pub fn map_anonymous(len: usize) -> std::io::Result<Self> {
-        Ok(over(MmapMut::map_anon(len)?))
+        Ok(over(MmapMut::map_anon(len)?, |map| Backing::Owner { _owner: Box::new(map) }))
     }
 }
 
-fn over(mut map: MmapMut) -> Region {
+/// The map moves into the region as its owner, and nobody else holds it; its address does not move with it.
+fn over(mut map: MmapMut, backing: impl FnOnce(MmapMut) -> Backing) -> Region {
     let (start, len) = (map.as_mut_ptr(), map.len());
     // A map is never at address 0.
     let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-    // SAFETY: the map moves into the region as its owner, and nobody else holds it; its address does not move with it.
-    unsafe { Region::from_owner(start, len, Box::new(map)) }
+    Region(Arc::new(Inner { start, len, backing: backing(map) }))
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ pub enum RegionError {
         /// Bytes asked for.
         len: usize,
     },
+    /// The memory does not persist, or the system could not store it.
+    #[error("the bytes were not stored")]
+    NotStored,
     /// The access leaves the region.
     #[error("offset {offset} + {len} bytes is outside a region of {size} bytes")]
     OutOfBounds {
@@ -42,6 +45,8 @@ pub enum RegionError {
 enum Backing {
     /// From the global allocator with this layout.
     Heap(Layout),
+    /// A map of a file, shared with everyone who maps it.
+    File(memmap2::MmapMut),
     /// Kept alive by a value that owns it (a map, a huge page).
     Owner { _owner: Box<dyn Send + Sync> },
     /// The caller's, who promised that it outlives the region.
@@ -193,6 +198,33 @@ impl Region {
     #[must_use]
     pub fn fetch_add(&self, offset: usize, add: u64) -> Option<u64> {
         Some(self.atomic(offset)?.fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// Puts the 8 bytes at `offset` at once: no thread sees a part of them. `None` when the place is outside or not
+    /// aligned.
+    #[must_use]
+    pub fn write_atomic(&self, offset: usize, bytes: [u8; 8]) -> Option<()> {
+        self.atomic(offset)?.store(u64::from_ne_bytes(bytes), Ordering::SeqCst);
+        Some(())
+    }
+
+    /// Whether what is written can outlive the process: the region is a mapped file.
+    #[must_use]
+    pub fn is_persistent(&self) -> bool {
+        matches!(self.0.backing, Backing::File(_))
+    }
+
+    /// Waits until the file below the region has `len` bytes from `offset` on, on its device.
+    ///
+    /// # Errors
+    /// [`RegionError::OutOfBounds`]; [`RegionError::NotStored`] when there is no file, or the system says no.
+    pub fn persist(&self, offset: usize, len: usize) -> Result<(), RegionError> {
+        self.at(offset, len)?;
+        let Backing::File(map) = &self.0.backing else { return Err(RegionError::NotStored) };
+        if len == 0 {
+            return Ok(());
+        }
+        map.flush_range(offset, len).map_err(|_| RegionError::NotStored)
     }
 
     /// The whole content, for tests and tools.

@@ -173,10 +173,10 @@ pub enum PostError {
     /// An operation that the QP's transport does not have.
     #[error("the transport of this QP does not have this operation")]
     WrongOperation,
-    /// READ or atomic on a QP whose `max_rd_atomic` is 0.
-    #[error("READ and atomics need max_rd_atomic of at least 1")]
+    /// READ, atomic, ATOMIC WRITE or FLUSH on a QP whose `max_rd_atomic` is 0.
+    #[error("READ, atomics, ATOMIC WRITE and FLUSH need max_rd_atomic of at least 1")]
     NoReadDepth,
-    /// An atomic needs exactly 8 local bytes.
+    /// An atomic, and ATOMIC WRITE, needs exactly 8 local bytes.
     #[error("an atomic takes 8 local bytes, given {0}")]
     AtomicLength(u32),
     /// A remote atomic address that is not a multiple of 8.

@@ -211,6 +211,11 @@ pub trait Verbs {
     /// # Errors
     /// [`VerbsError::InvalidHandle`], [`VerbsError::Modify`] naming the attribute that is missing, not allowed or wrong.
     fn modify_qp(&mut self, qp: QpHandle, attr: QpAttr) -> Result<(), VerbsError>;
+    /// Moves many QPs, each with a result of its own, in order: one that is refused keeps no other from its turn. A device
+    /// that threads share takes its lock once.
+    fn modify_many(&mut self, list: &[(QpHandle, QpAttr)]) -> Vec<Result<(), VerbsError>> {
+        list.iter().map(|(qp, attr)| self.modify_qp(*qp, *attr)).collect()
+    }
     /// State, attributes and progress of a QP.
     ///
     /// # Errors

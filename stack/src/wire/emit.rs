@@ -100,6 +100,11 @@ impl<'a> Packet<'a> {
                 RequestOp::Write(part) => w.write_part(part)?,
                 RequestOp::Read(reth) => w.reth(reth)?,
                 RequestOp::CompareSwap(eth) | RequestOp::FetchAdd(eth) => w.atomic_eth(eth)?,
+                RequestOp::Flush(feth, reth) => {
+                    w.put([0, 0, 0, (feth.scope & 3) << 4 | (feth.placement & 0xF)])?;
+                    w.reth(reth)?;
+                }
+                RequestOp::AtomicWrite(reth) => w.reth(reth)?,
             },
             Body::Response(response) => w.response(&response.op)?,
             Body::Datagram(datagram) => {
@@ -163,6 +168,8 @@ fn request_operation(op: &RequestOp) -> Operation {
         RequestOp::Read(_) => Operation::ReadRequest,
         RequestOp::CompareSwap(_) => Operation::CompareSwap,
         RequestOp::FetchAdd(_) => Operation::FetchAdd,
+        RequestOp::Flush(..) => Operation::Flush,
+        RequestOp::AtomicWrite(_) => Operation::AtomicWrite,
     }
 }
 

@@ -22,7 +22,7 @@ pub use outer::{
     write_outer,
 };
 pub use packet::{
-    AtomicEth, Body, Datagram, Packet, Place, Request, RequestOp, Response, ResponseOp, Reth, SendTail, Service,
+    AtomicEth, Body, Datagram, Feth, Packet, Place, Request, RequestOp, Response, ResponseOp, Reth, SendTail, Service,
     WritePart,
 };
 pub use parse::{MAX_MESSAGE_LEN, ParseError};

@@ -372,7 +372,7 @@ pub enum PayloadRule {
     AtLeastOne,
     /// Exactly the path MTU, therefore a multiple of 4 and not empty.
     PathMtu,
-    /// 8 bytes.
+    /// 8 bytes: any other length is whole on the wire, and an invalid request.
     Eight,
 }
 
@@ -384,8 +384,7 @@ impl PayloadRule {
     pub const fn frames(self, len: usize) -> bool {
         match self {
             Self::None => len == 0,
-            Self::Any | Self::AtLeastOne | Self::PathMtu => true,
-            Self::Eight => len == 8,
+            Self::Any | Self::AtLeastOne | Self::PathMtu | Self::Eight => true,
         }
     }
 }
@@ -395,7 +394,7 @@ impl PayloadRule {
 pub enum Support {
     /// Parsed and served.
     Served,
-    /// Known by name and refused: RD, XRC, FLUSH, ATOMIC WRITE.
+    /// Known by name and refused: RD, XRC.
     Refused,
     /// Reserved or vendor specific.
     Unknown,
@@ -433,7 +432,7 @@ impl Entry {
         };
         let headers = service | op.headers();
         let support = match (class, op) {
-            (Class::Rd | Class::Xrc, _) | (_, Operation::Flush | Operation::AtomicWrite) => Support::Refused,
+            (Class::Rd | Class::Xrc, _) => Support::Refused,
             _ => Support::Served,
         };
         Self { class, operation, headers, header_len: header_len(headers), payload: op.payload(), support }
@@ -522,7 +521,7 @@ mod tests {
     fn served_are_rc_uc_ud_and_cnp() {
         let served: Vec<u8> = names_of(Support::Served).into_iter().map(|(value, _)| value).collect();
         let expected: Vec<u8> =
-            (0x00..=0x14).chain([0x16, 0x17]).chain(0x20..=0x2B).chain([0x64, 0x65, 0x81]).collect();
+            (0x00..=0x14).chain([0x16, 0x17, 0x1C, 0x1D]).chain(0x20..=0x2B).chain([0x64, 0x65, 0x81]).collect();
         assert_eq!(served, expected);
     }
 
@@ -530,7 +529,7 @@ mod tests {
     fn refused_are_known_by_name() {
         let refused: Vec<u8> = names_of(Support::Refused).into_iter().map(|(value, _)| value).collect();
         let xrc = (0xA0..=0xB4).chain([0xB6, 0xB7, 0xBC, 0xBD]);
-        let expected: Vec<u8> = [0x1C, 0x1D].into_iter().chain(0x40..=0x55).chain(xrc).collect();
+        let expected: Vec<u8> = (0x40..=0x55).chain(xrc).collect();
         assert_eq!(refused, expected);
         assert_eq!(Opcode::new(0x1C).name(), "RC_FLUSH");
         assert_eq!(Opcode::new(0x1D).name(), "RC_ATOMIC_WRITE");

@@ -102,6 +102,15 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
+/// FLUSH extended transport header, as it came: what its two fields may be, the responder checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Feth {
+    /// Placement type, 4 bits: 1 is global visibility, 2 persistence.
+    pub placement: u8,
+    /// Selectivity level, 2 bits: 0 is the range, 1 the whole region.
+    pub scope: u8,
+}
+
 /// What the last packet of a SEND carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum SendTail {
@@ -156,7 +165,7 @@ pub struct Request<'a> {
     pub service: Service,
     /// Operation and place.
     pub op: RequestOp,
-    /// Payload without pad; empty for READ and atomics.
+    /// Payload without pad; empty for READ, FLUSH and the atomics that answer with a value.
     pub payload: &'a [u8],
 }
 
@@ -173,17 +182,27 @@ pub enum RequestOp {
     CompareSwap(AtomicEth),
     /// Fetch and add (RC only).
     FetchAdd(AtomicEth),
+    /// FLUSH (RC only).
+    Flush(Feth, Reth),
+    /// ATOMIC WRITE (RC only).
+    AtomicWrite(Reth),
 }
 
 impl RequestOp {
-    /// The place; READs and atomics are one packet.
+    /// The place; all but SEND and WRITE are one packet.
     #[must_use]
     pub const fn place(&self) -> Place {
         match self {
             Self::Send(place, _) => *place,
             Self::Write(part) => part.place(),
-            Self::Read(_) | Self::CompareSwap(_) | Self::FetchAdd(_) => Place::Only,
+            _ => Place::Only,
         }
+    }
+
+    /// Whether the responder gives an answer of its own, not just an acknowledgement.
+    #[must_use]
+    pub const fn awaits_response(&self) -> bool {
+        !matches!(self, Self::Send(..) | Self::Write(_))
     }
 
     /// Bytes of the message as its RETH announces them, where the packet has one.
@@ -191,6 +210,7 @@ impl RequestOp {
     pub const fn announced(&self) -> Option<u32> {
         match self {
             Self::Read(reth) | Self::Write(WritePart::First(reth) | WritePart::Only(reth, _)) => Some(reth.length),
+            Self::Flush(_, reth) | Self::AtomicWrite(reth) => Some(reth.length),
             _ => None,
         }
     }

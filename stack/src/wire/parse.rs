@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::aeth::{Aeth, Syndrome};
 use super::opcode::{Opcode, Operation, Support};
 use super::packet::{
-    AtomicEth, Body, Datagram, Packet, Place, Request, RequestOp, Response, ResponseOp, Reth, SendTail, Service,
+    AtomicEth, Body, Datagram, Feth, Packet, Place, Request, RequestOp, Response, ResponseOp, Reth, SendTail, Service,
     WritePart,
 };
 use crate::types::{Imm, Msn, PKey, Psn, QKey, Qpn, Rkey};
@@ -37,7 +37,7 @@ pub enum ParseError {
     /// A reserved or vendor-specific opcode.
     #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
-    /// RD, XRC, FLUSH or ATOMIC WRITE.
+    /// RD or XRC.
     #[error("{0} is not supported")]
     Unsupported(Opcode),
     /// PadCnt exceeds the payload, leaves it off a 4-byte boundary, or stands where no pad may be.
@@ -61,7 +61,8 @@ pub enum ParseError {
 impl<'a> Packet<'a> {
     /// Parses a segment: BTH, extended headers, payload, pad and ICRC.
     ///
-    /// Ignored, as the specification asks: the reserved byte of the DETH and the 16 of a CNP.
+    /// Ignored, as the specification asks: the reserved byte of the DETH, the reserved bits of the FETH, the 16 bytes of
+    /// a CNP.
     ///
     /// # Errors
     ///
@@ -160,7 +161,12 @@ fn body<'a>(opcode: Opcode, op: Operation, r: &mut Reader<'_>, payload: &'a [u8]
             response(ResponseOp::AtomicAcknowledge(aeth, u64::from_be_bytes(r.take()?)))
         }
         Operation::Cnp => Ok(Body::Cnp),
-        Operation::Resync | Operation::Flush | Operation::AtomicWrite => Err(ParseError::Unsupported(opcode)),
+        Operation::Flush => {
+            let feth = r.feth()?;
+            request(RequestOp::Flush(feth, r.reth()?))
+        }
+        Operation::AtomicWrite => request(RequestOp::AtomicWrite(r.reth()?)),
+        Operation::Resync => Err(ParseError::Unsupported(opcode)),
     }
 }
 
@@ -203,6 +209,11 @@ impl Reader<'_> {
 
     fn reth(&mut self) -> Result<Reth, ParseError> {
         Ok(Reth { addr: self.u64()?, rkey: self.rkey()?, length: self.u32()? })
+    }
+
+    fn feth(&mut self) -> Result<Feth, ParseError> {
+        let [_, _, _, bits] = self.take()?;
+        Ok(Feth { placement: bits & 0xF, scope: bits >> 4 & 3 })
     }
 
     fn atomic_eth(&mut self) -> Result<AtomicEth, ParseError> {
@@ -289,7 +300,7 @@ mod tests {
         assert_eq!(of(0x0A, 0, 31), ParseError::TooShort { have: 31, need: 32 });
         assert_eq!(of(0x15, 0, 64), ParseError::UnknownOpcode(0x15));
         assert_eq!(of(0xFF, 0, 40), ParseError::UnknownOpcode(0xFF));
-        for refused in [0x1C, 0x1D, 0x44, 0xA4] {
+        for refused in [0x44, 0xA4, 0xBC, 0xBD] {
             assert_eq!(of(refused, 0, 64), ParseError::Unsupported(Opcode::new(refused)));
         }
         // A pad without payload, one that is longer than the payload, and lengths that are no multiple of 4.

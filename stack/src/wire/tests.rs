@@ -39,6 +39,9 @@ fn specification(opcode: u8) -> Option<(usize, Allowed)> {
         0x11 => (16, Allowed::Nothing),
         0x12 => (24, Allowed::Nothing),
         0x13 | 0x14 => (40, Allowed::Nothing),
+        0x1C => (32, Allowed::Nothing),
+        // That it must be 8 bytes, the responder says.
+        0x1D => (28, Allowed::Any),
         0x64 => (20, Allowed::Any),
         0x65 => (24, Allowed::Any),
         0x81 => (28, Allowed::Nothing),
@@ -71,6 +74,10 @@ fn segment(opcode: u8, pad: u8, len: usize, salt: u8) -> Vec<u8> {
     match opcode {
         0x64 | 0x65 => set(16, 0),
         0x81 => (12..28).for_each(|at| set(at, 0)),
+        0x1C => {
+            (12..15).for_each(|at| set(at, 0));
+            set(15, salt & 0x3F);
+        }
         _ => {}
     }
     let payload_end = len.saturating_sub(4 + usize::from(pad));
@@ -117,7 +124,7 @@ fn the_grid_parses_exactly_what_is_allowed_and_is_made_again() {
 
 /// An opcode that is not served is refused for that, and a short packet for being short.
 fn assert_named(error: ParseError, opcode: u8, len: usize) {
-    let refused = matches!(opcode, 0x1C | 0x1D | 0x40..=0x55 | 0xA0..=0xB4 | 0xB6 | 0xB7 | 0xBC | 0xBD);
+    let refused = matches!(opcode, 0x40..=0x55 | 0xA0..=0xB4 | 0xB6 | 0xB7 | 0xBC | 0xBD);
     match error {
         ParseError::TooShort { have, need } => assert!(have == len && len < need),
         ParseError::Unsupported(which) => assert!(refused && which.get() == opcode),
@@ -144,9 +151,9 @@ fn reserved_bits_of_the_bth_survive() {
 }
 
 #[test]
-fn what_a_datagram_and_a_cnp_reserve_is_ignored() {
-    for (opcode, reserved) in [(0x64, 16..17), (0x81, 12..28)] {
-        let zero = segment(opcode, 0, 32, 0x11);
+fn what_a_datagram_a_flush_and_a_cnp_reserve_is_ignored() {
+    for (opcode, reserved) in [(0x64, 16..17), (0x81, 12..28), (0x1C, 12..15)] {
+        let zero = segment(opcode, 0, if opcode == 0x1C { 36 } else { 32 }, 0x11);
         let mut set = zero.clone();
         set[reserved].fill(0xFF);
         assert_eq!(Packet::parse(&set), Packet::parse(&zero));

@@ -25,10 +25,9 @@ fn served(opcode: u8) -> bool {
         || opcode == 0x81
 }
 
-/// Opcodes that the table of IBTA Vol 1 9.2 and its annexes name and this endpoint does not serve: RD, XRC, FLUSH,
-/// ATOMIC WRITE.
+/// Opcodes that the table of IBTA Vol 1 9.2 and its annexes name and this endpoint does not serve: RD, XRC.
 fn refused(opcode: u8) -> bool {
-    matches!(opcode, 0x1C | 0x1D | 0x40..=0x55 | 0xA0..=0xB4 | 0xB6 | 0xB7 | 0xBC | 0xBD)
+    matches!(opcode, 0x40..=0x55 | 0xA0..=0xB4 | 0xB6 | 0xB7 | 0xBC | 0xBD)
 }
 
 /// All 256 opcodes in each class of length, at an idle RC responder (IBTA Vol 1 9.2, 9.6.1, 9.7.4.1).
@@ -79,7 +78,7 @@ fn grid_verdict(opcode: u8, shot: &Shot) -> Verdict {
         return malformed;
     }
     // These have no payload at all.
-    if matches!(opcode, 0x0C | 0x11..=0x14 | 0x81) && shot.payload > 0 {
+    if matches!(opcode, 0x0C | 0x11..=0x14 | 0x1C | 0x81) && shot.payload > 0 {
         return malformed;
     }
     match opcode {
@@ -89,12 +88,16 @@ fn grid_verdict(opcode: u8, shot: &Shot) -> Verdict {
         0x0D..=0x12 => Verdict::Drop(DropReason::GhostAck),
         0x0C => Verdict::Answer(0x10, 0),
         0x13 | 0x14 => Verdict::Answer(0x12, 0),
+        // READ data of no length says that it is done; ATOMIC WRITE is of 8 bytes (annex A19).
+        0x1C => Verdict::Answer(0x10, 0),
+        0x1D if shot.payload == 8 => Verdict::Answer(0x10, 0),
+        0x1D => Verdict::INVALID,
         // Middle and Last begin nothing (9.7.4.1).
         0x01..=0x03 | 0x07..=0x09 | 0x16 => Verdict::INVALID,
         // First is exactly the path MTU, Only at most (9.7.4.1).
         0x00 | 0x06 if shot.payload != MTU => Verdict::INVALID,
         _ if shot.payload > MTU => Verdict::INVALID,
-        // The key that a SEND with invalidate names is good: it is the region's.
+        // The key that a SEND with invalidate names can be invalidated.
         _ => Verdict::Answer(0x11, 0),
     }
 }
@@ -183,7 +186,7 @@ fn wrong_icrc() -> Vec<Case> {
 /// READ requests, atomics, ACKs and CNPs have no payload (9.2).
 fn no_payload_allowed() -> Vec<Case> {
     let mut all = Vec::new();
-    for opcode in [0x0C, 0x11, 0x12, 0x13, 0x14, 0x81] {
+    for opcode in [0x0C, 0x11, 0x12, 0x13, 0x14, 0x1C, 0x81] {
         for payload in [2, 3, 4, 8, 64] {
             let shot = Shot::payload(opcode, payload);
             let verdict = Verdict::Drop(DropReason::Malformed);

@@ -12,6 +12,7 @@ pub(super) fn cases() -> Vec<Case> {
     all.extend(duplicates());
     all.extend(repeated_reads());
     all.extend(repeated_atomics());
+    all.extend(repeated_flushes());
     all.extend(sequence());
     all.extend(send_lengths());
     all.extend(write_lengths());
@@ -45,7 +46,7 @@ fn ahead() -> Vec<Case> {
 /// executed (9.7.5.1); where none was executed there is nothing to acknowledge.
 fn duplicates() -> Vec<Case> {
     let mut all = Vec::new();
-    let data = RC_REQUESTS.into_iter().filter(|o| !matches!(o, 0x0C | 0x13 | 0x14));
+    let data = RC_REQUESTS.into_iter().filter(|o| !matches!(o, 0x0C | 0x13 | 0x14 | 0x1C | 0x1D));
     for opcode in data {
         for back in [1, 2, 1000, 0x7F_FFFF] {
             let shot = Shot { psn: Psn::Awaited(-back), ..Shot::new(opcode) };
@@ -77,7 +78,8 @@ fn inside_a_message() -> Vec<Case> {
             all.push(Case::rc(format!("{name} ahead inside a {text}"), situation, shot, Verdict::SequenceNak));
             let shot = Shot { psn: Psn::Awaited(-1), ..shot };
             let verdict = match opcode {
-                0x0C | 0x13 | 0x14 => Verdict::Drop(DropReason::ForgottenDuplicate),
+                0x0C | 0x13 | 0x14 | 0x1D => Verdict::Drop(DropReason::ForgottenDuplicate),
+                0x1C => Verdict::Answer(0x10, 0),
                 _ => Verdict::Answer(0x11, 0),
             };
             all.push(Case::rc(format!("{name} repeated inside a {text}"), situation, shot, verdict));
@@ -131,19 +133,34 @@ fn repeated_reads() -> Vec<Case> {
 fn repeated_atomics() -> Vec<Case> {
     let forgotten = Verdict::Drop(DropReason::ForgottenDuplicate);
     let mut all = Vec::new();
-    for opcode in [0x13, 0x14] {
+    for (opcode, answer) in [(0x13, 0x12), (0x14, 0x12), (0x1D, 0x10)] {
         let again = Shot { psn: Psn::First(0), ..Shot::new(opcode) };
         let mut add = |text: &str, situation, shot, verdict| {
             all.push(Case::rc(format!("{} again: {text}", name(opcode)), situation, shot, verdict));
         };
-        add("the same", Situation::After(opcode), again, Verdict::Answer(0x12, 0));
-        add("with no key", Situation::After(opcode), Shot { key: Key::Raw(0), ..again }, Verdict::Answer(0x12, 0));
-        add("not aligned", Situation::After(opcode), Shot { at: 3, ..again }, Verdict::Answer(0x12, 0));
+        add("the same", Situation::After(opcode), again, Verdict::Answer(answer, 0));
+        add("with no key", Situation::After(opcode), Shot { key: Key::Raw(0), ..again }, Verdict::Answer(answer, 0));
+        add("not aligned", Situation::After(opcode), Shot { at: 3, ..again }, Verdict::Answer(answer, 0));
         add("one PSN before", Situation::After(opcode), Shot { psn: Psn::First(-1), ..again }, forgotten);
         add("pushed out of the memory", Situation::Forgotten(opcode), again, forgotten);
         add("never executed", Situation::Idle, Shot { psn: Psn::First(-1), ..again }, forgotten);
         let read = Shot { psn: Psn::First(0), ..Shot::new(0x0C) };
         add("as a READ", Situation::After(opcode), read, forgotten);
+    }
+    all
+}
+
+/// A FLUSH that comes again was done: it is answered, whatever was between (annex A19), and nothing of it is looked at.
+fn repeated_flushes() -> Vec<Case> {
+    let again = Shot { psn: Psn::First(0), ..Shot::new(0x1C) };
+    let bad = Shot { key: Key::Raw(0), feth: 0, at: -1, ..again };
+    let mut all = Vec::new();
+    for (text, situation, shot) in [
+        ("the same", Situation::After(0x1C), again),
+        ("with no key and no placement", Situation::After(0x1C), bad),
+        ("behind others", Situation::Forgotten(0x1C), again),
+    ] {
+        all.push(Case::rc(format!("{} again: {text}", name(0x1C)), situation, shot, Verdict::Answer(0x10, 0)));
     }
     all
 }

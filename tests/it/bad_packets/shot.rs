@@ -34,6 +34,14 @@ pub(super) enum Key {
     Gone,
     /// A key that its owner's peer invalidated.
     Invalidated,
+    /// A fast registration: a peer may invalidate its key.
+    Fast,
+    /// A window of type 2 with these rights (bits of `AccessFlags`), bound on the QP.
+    Window(u32),
+    /// A window of type 2 bound on another QP of the domain.
+    OtherQp,
+    /// A window that is bound to nothing.
+    Unbound,
 }
 
 /// A packet to be.
@@ -58,6 +66,8 @@ pub(super) struct Shot {
     pub(super) addr: Option<u64>,
     /// Length in the RETH; `None`: that of the payload, of a First one path MTU more.
     pub(super) length: Option<u32>,
+    /// Selectivity and placement of a FLUSH, as they stand in the last byte of its header.
+    pub(super) feth: u8,
     pub(super) syndrome: u8,
     pub(super) qkey: u32,
     pub(super) payload: usize,
@@ -84,10 +94,11 @@ impl Shot {
             qpn_xor: 0,
             qpn: None,
             ack: 0x80,
-            key: Key::Good,
+            key: if matches!(opcode, 0x16 | 0x17) { Key::Fast } else { Key::Good },
             at: 0,
             addr: None,
             length: None,
+            feth: 1,
             syndrome: 0x1F,
             qkey: 0x1111_1111,
             payload: natural_payload(opcode),
@@ -126,6 +137,7 @@ impl Shot {
                 }
                 Header::Aeth => out.extend((u32::from(self.syndrome) << 24).to_be_bytes()),
                 Header::AtomicAck => out.extend(7u64.to_be_bytes()),
+                Header::Feth => out.extend([0, 0, 0, self.feth]),
                 Header::Imm => out.extend([0, 0, 0, 9]),
                 Header::Ieth => out.extend(key.to_be_bytes()),
                 Header::Deth => {
@@ -146,7 +158,7 @@ impl Shot {
     fn honest_length(&self) -> u32 {
         match self.opcode & 0x1F {
             0x06 => 512,
-            0x0C => 8,
+            0x0C | 0x1C | 0x1D => 8,
             _ => u32::try_from(self.payload).unwrap(),
         }
     }
@@ -171,7 +183,8 @@ impl Shot {
 pub(super) fn natural_payload(opcode: u8) -> usize {
     match (opcode >> 5, opcode & 0x1F) {
         (0 | 1, 0x00 | 0x01 | 0x06 | 0x07 | 0x0D | 0x0E) => 256,
-        (0 | 1, 0x0C | 0x11..=0x14) | (4, _) => 0,
+        (0 | 1, 0x0C | 0x11..=0x14 | 0x1C) | (4, _) => 0,
+        (0, 0x1D) => 8,
         _ => 4,
     }
 }
@@ -180,6 +193,7 @@ pub(super) fn natural_payload(opcode: u8) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
     Reth,
+    Feth,
     Atomic,
     Aeth,
     AtomicAck,
@@ -193,7 +207,8 @@ pub(super) enum Header {
 pub(super) fn headers(opcode: u8) -> &'static [Header] {
     match opcode {
         0x03 | 0x05 | 0x09 | 0x23 | 0x25 | 0x29 => &[Header::Imm],
-        0x06 | 0x0A | 0x0C | 0x26 | 0x2A => &[Header::Reth],
+        0x06 | 0x0A | 0x0C | 0x1D | 0x26 | 0x2A => &[Header::Reth],
+        0x1C => &[Header::Feth, Header::Reth],
         0x0B | 0x2B => &[Header::Reth, Header::Imm],
         0x0D | 0x0F | 0x10 | 0x11 => &[Header::Aeth],
         0x12 => &[Header::Aeth, Header::AtomicAck],
@@ -211,14 +226,15 @@ pub(super) fn header_len(opcode: u8) -> usize {
     let len = |h: &Header| match h {
         Header::Reth | Header::Cnp => 16,
         Header::Atomic => 28,
-        Header::Aeth | Header::Imm | Header::Ieth => 4,
+        Header::Aeth | Header::Imm | Header::Ieth | Header::Feth => 4,
         Header::AtomicAck | Header::Deth => 8,
     };
     12 + headers(opcode).iter().map(len).sum::<usize>()
 }
 
 /// RC opcodes that ask.
-pub(super) const RC_REQUESTS: [u8; 17] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0x0A, 0x0B, 0x0C, 0x13, 0x14, 0x16, 0x17];
+pub(super) const RC_REQUESTS: [u8; 19] =
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0x0A, 0x0B, 0x0C, 0x13, 0x14, 0x16, 0x17, 0x1C, 0x1D];
 /// RC opcodes that answer.
 pub(super) const RC_RESPONSES: [u8; 6] = [0x0D, 0x0E, 0x0F, 0x10, 0x11, 0x12];
 /// UC opcodes.
@@ -226,7 +242,7 @@ pub(super) const UC: [u8; 12] = [0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27,
 /// UD opcodes.
 pub(super) const UD: [u8; 2] = [0x64, 0x65];
 /// What an idle RC responder takes.
-pub(super) const RC_BEGINNINGS: [u8; 9] = [0, 4, 5, 6, 0x0A, 0x0B, 0x0C, 0x13, 0x14];
+pub(super) const RC_BEGINNINGS: [u8; 11] = [0, 4, 5, 6, 0x0A, 0x0B, 0x0C, 0x13, 0x14, 0x1C, 0x1D];
 
 /// The name for a person.
 pub(super) fn name(opcode: u8) -> String {

@@ -2,14 +2,15 @@
 
 use uroce::burst::{RxBurst, RxIds};
 use uroce::counters::Counters;
+use uroce::raw::Region;
 use uroce::time::Duration;
-use uroce::types::{Lkey, PathMtu, RnrTimer};
+use uroce::types::{Lkey, PathMtu, Rkey, RnrTimer};
 use uroce::verbs::{
-    AccessFlags, AddressVector, InitAttr, Operation, QpAttr, QpInfo, QpState, QpTransition, QpType, RecvWr, RtrAttr,
-    Sge, Verbs, WcStatus, WorkCompletion,
+    AccessFlags, AddressVector, FastRegister, InitAttr, MwBind, MwType, Operation, QpAttr, QpCapabilities, QpHandle,
+    QpInfo, QpInit, QpState, QpTransition, QpType, RecvWr, RtrAttr, Sge, Verbs, WcStatus, WorkCompletion,
 };
 use uroce::wire::{Body, DONT_FRAGMENT, IpFields, Packet, ResponseOp};
-use uroce_tests::pair::{Fate, Options, Pair, Side};
+use uroce_tests::pair::{Fate, Node, Options, Pair, Side};
 
 use super::shot::{FILL, Key, Psn, Shot};
 use super::{Case, Situation, Verdict, Waiting};
@@ -19,6 +20,12 @@ pub(super) const REGION: usize = 8192;
 
 /// A packet that the endpoint sent: opcode, PSN, syndrome where it has one.
 type Sent = (u8, u32, Option<u8>);
+
+/// What a peer may do, on the QP and the region.
+const ALLOWED: AccessFlags = match AccessFlags::from_bits(0x11F) {
+    Some(flags) => flags,
+    None => panic!("local write, the four rights of old, windows and FLUSH for visibility"),
+};
 
 pub(super) struct World {
     pair: Pair,
@@ -44,6 +51,7 @@ impl World {
             region: REGION,
             cq_depth: 64,
             rd_atomic,
+            access: ALLOWED,
             ..Options::default()
         };
         let mut world = Self { pair: Pair::new(&options), qp, situation, start, open: None };
@@ -144,12 +152,8 @@ impl World {
         let steps: &[QpTransition] = match state {
             QpState::Err => &[QpTransition::Err],
             QpState::Reset => &[QpTransition::Reset],
-            QpState::Init => &[QpTransition::Reset, QpTransition::Init(InitAttr::connected(AccessFlags::ALL))],
-            _ => &[
-                QpTransition::Reset,
-                QpTransition::Init(InitAttr::connected(AccessFlags::ALL)),
-                QpTransition::Rtr(rtr),
-            ],
+            QpState::Init => &[QpTransition::Reset, QpTransition::Init(InitAttr::connected(ALLOWED))],
+            _ => &[QpTransition::Reset, QpTransition::Init(InitAttr::connected(ALLOWED)), QpTransition::Rtr(rtr)],
         };
         for step in steps {
             self.pair.b.endpoint.modify_qp(qp, (*step).into()).expect("modify");
@@ -199,11 +203,27 @@ impl World {
                 (mr.iova, mr.rkey.get())
             }
             Key::Invalidated => {
-                let pd = b.pd;
-                let mr = register(b, pd, AccessFlags::ALL);
-                self.feed(Shot { key: Key::Raw(mr.rkey.get()), ..Shot::new(0x17) });
-                self.pair.b.completions();
-                (mr.iova, mr.rkey.get())
+                let (iova, key) = fast_registration(b);
+                let (pd, qp, rkey) = (b.pd, b.qp, Rkey::new(key));
+                b.endpoint.memory_mut().invalidate(pd, qp, rkey).expect("a key that can be invalidated");
+                (iova, key)
+            }
+            Key::Fast => fast_registration(b),
+            Key::Window(bits) => {
+                let qp = b.qp;
+                (iova, window(b, qp, AccessFlags::from_bits(bits).expect("rights")))
+            }
+            Key::OtherQp => {
+                let (qp_type, caps) = (QpType::Rc, QpCapabilities::default());
+                let (pd, cq) = (b.pd, b.cq);
+                let init =
+                    QpInit { pd, qp_type, send_cq: cq, recv_cq: cq, srq: None, caps, signal_all: false, qpn: None };
+                let other = b.endpoint.create_qp(init).expect("create_qp");
+                (iova, window(b, other, AccessFlags::ALL.intersection(REMOTE)))
+            }
+            Key::Unbound => {
+                let mw = b.endpoint.alloc_mw(b.pd, MwType::Two).expect("alloc_mw");
+                (iova, mw.rkey.get())
             }
         }
     }
@@ -401,6 +421,31 @@ impl Outcome {
             Verdict::Lands => self.sent.is_empty() && lives && none_dropped && self.written,
         }
     }
+}
+
+/// What windows can give.
+const REMOTE: AccessFlags = match AccessFlags::from_bits(0x10E) {
+    Some(flags) => flags,
+    None => panic!("the rights of a peer"),
+};
+
+/// Address and key of a fast registration that is in force.
+fn fast_registration(b: &mut Node) -> (u64, u32) {
+    let region = Region::alloc(REGION).expect("memory");
+    let mr = b.endpoint.alloc_fast_mr(b.pd, &region).expect("alloc_fast_mr");
+    let (key, length, access) = (mr.rkey, REGION as u64, AccessFlags::ALL);
+    let wr = FastRegister { mr: mr.handle, key, offset: 0, length, iova: 0x10_0000, access };
+    b.endpoint.memory_mut().fast_register(b.pd, &wr).expect("fast_register");
+    (wr.iova, key.get())
+}
+
+/// The key of a window over the whole region, bound on `qp`.
+fn window(b: &mut Node, qp: QpHandle, access: AccessFlags) -> u32 {
+    let mw = b.endpoint.alloc_mw(b.pd, MwType::Two).expect("alloc_mw");
+    let (rkey, mr, addr, length) = (mw.rkey, Some(b.mr.handle), b.mr.iova, REGION as u64);
+    let bind = MwBind { mw: mw.handle, rkey, mr, addr, length, access };
+    b.endpoint.memory_mut().bind(b.pd, qp, &bind).expect("bind");
+    rkey.get()
 }
 
 /// The first work request ended with `status`, and every other one was flushed.

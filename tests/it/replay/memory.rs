@@ -3,11 +3,12 @@
 //! Owns the rule for what the node's own program wrote: the bytes that the capture shows being READ, put there right
 //! before the READ, unless the peer has written them. What the peer wrote must come back out of our own execution.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uroce::endpoint::Endpoint;
 use uroce::raw::Region;
-use uroce::verbs::{AccessFlags, Operation, PdHandle, Remote, Verbs, WcStatus};
+use uroce::types::Rkey;
+use uroce::verbs::{AccessFlags, FastRegister, Operation, PdHandle, Remote, Verbs, WcStatus};
 use uroce_fixtures::CmMessage;
 
 use super::capture::{Capture, Node};
@@ -56,11 +57,25 @@ impl Memory {
                 cover(remote.rkey.get(), remote.addr & !0xFFF, remote.addr + len);
             }
         }
+        let invalidates = |p: &Posted| match p.operation {
+            Operation::SendInvalidate(rkey) => Some(rkey.get()),
+            _ => None,
+        };
+        let taken_away: BTreeSet<u32> = peers.iter().flatten().filter_map(invalidates).collect();
         let place = |(rkey, (from, to)): (u32, (u64, u64))| {
             let len = usize::try_from(to - from).expect("a region of this process");
             let region = Region::alloc(len).expect("a region");
-            let mr = ep.register(pd, &region, AccessFlags::ALL, Some(from)).expect("register");
-            ep.memory_mut().set_key(mr.handle, rkey).expect("the captured key is free");
+            if taken_away.contains(&rkey) {
+                let mr = ep.alloc_fast_mr(pd, &region).expect("register");
+                ep.memory_mut().set_key(mr.handle, rkey).expect("the captured key is free");
+                let key = Rkey::new(rkey);
+                let (length, access) = (to - from, AccessFlags::ALL);
+                let wr = FastRegister { mr: mr.handle, key, offset: 0, length, iova: from, access };
+                ep.memory_mut().fast_register(pd, &wr).expect("a registration that can be invalidated");
+            } else {
+                let mr = ep.register(pd, &region, AccessFlags::ALL, Some(from)).expect("register");
+                ep.memory_mut().set_key(mr.handle, rkey).expect("the captured key is free");
+            }
             (rkey, Place { region, addr: from, model: vec![0; len], peers: vec![false; len] })
         };
         Self(ranges.into_iter().map(place).collect())

@@ -143,6 +143,8 @@ fn operation(packet: &Packet<'_>, beginning: &mut Option<Remote>) -> (Operation,
         RequestOp::FetchAdd(eth) => {
             Operation::FetchAdd { remote: Remote { addr: eth.addr, rkey: eth.rkey }, add: eth.swap_add }
         }
+        RequestOp::AtomicWrite(reth) => Operation::AtomicWrite(Remote { addr: reth.addr, rkey: reth.rkey }),
+        RequestOp::Flush(..) => panic!("no capture holds a FLUSH: {request:?}"),
     };
     (operation, ends, None)
 }

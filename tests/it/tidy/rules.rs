@@ -16,7 +16,7 @@ const UNSAFE_IN: [&str; 5] = [
     "stack/src/raw/",
     "stack/src/device/sys/",
     "stack/src/device/af_xdp/",
-    "stack/src/hw/",
+    "stack/src/hw/ffi/",
     "pcap-fixtures/src/map.rs",
 ];
 /// Where tests need it: a counting allocator, memory that is shared on purpose.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use uroce::host::Handle;
 use uroce::types::{Imm, Rkey};
 use uroce::verbs::{
-    AccessFlags, MrHandle, Operation, Payload, PdHandle, QpHandle, RecvWr, SendFlags, SendWr, Verbs, WcData, WcOpcode,
-    WcStatus, WorkCompletion,
+    AccessFlags, FastRegister, MrHandle, Operation, Payload, PdHandle, QpHandle, RecvWr, SendFlags, SendWr, Verbs,
+    WcData, WcOpcode, WcStatus, WorkCompletion,
 };
 
 use super::pattern;
@@ -146,8 +146,14 @@ impl Peer {
             v.deregister(mr)?;
         }
         for _ in 0..KEYS {
+            // Only what was registered by a work request can be invalidated.
             let region = uroce::raw::Region::alloc(64)?;
-            let mr = v.register(self.pd, &region, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE, None)?;
+            let mr = v.alloc_fast_mr(self.pd, &region)?;
+            let (length, access) = (mr.len, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
+            let fast = FastRegister { mr: mr.handle, key: mr.rkey, offset: 0, length, iova: 0, access };
+            let (operation, payload) = (Operation::FastRegister(fast), Payload::Sges(&[]));
+            let wr = SendWr { wr_id: REPLY, operation, payload, flags: SendFlags::default(), destination: None };
+            v.post_send(self.qp, &[wr])?;
             self.keys.push((mr.handle, mr.rkey));
         }
         Ok(self.keys.iter().map(|(_, key)| *key).collect())

@@ -35,6 +35,8 @@ fn of_request(request: &Request<'_>) -> String {
         RequestOp::Read(_) => return format!("{service}_READ_REQUEST"),
         RequestOp::CompareSwap(_) => return format!("{service}_CMP_SWAP"),
         RequestOp::FetchAdd(_) => return format!("{service}_FETCH_ADD"),
+        RequestOp::Flush(..) => return format!("{service}_FLUSH"),
+        RequestOp::AtomicWrite(_) => return format!("{service}_ATOMIC_WRITE"),
     };
     let place = match place {
         Place::First => "FIRST",

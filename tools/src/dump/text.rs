@@ -61,7 +61,8 @@ pub(super) fn fields(packet: &Packet<'_>) -> Vec<(&'static str, String)> {
 pub(super) const fn payload<'a>(body: &Body<'a>) -> Option<&'a [u8]> {
     match body {
         Body::Request(Request {
-            op: RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_), ..
+            op: RequestOp::Read(_) | RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) | RequestOp::Flush(..),
+            ..
         })
         | Body::Response(Response { op: ResponseOp::Acknowledge(_) | ResponseOp::AtomicAcknowledge(..), .. })
         | Body::Cnp => None,
@@ -111,7 +112,12 @@ fn of_request(op: &RequestOp) -> Vec<(&'static str, String)> {
             all.extend(part.imm().map(|i| ("imm", i.to_string())));
             all
         }
-        RequestOp::Read(r) => reth(r),
+        RequestOp::Read(r) | RequestOp::AtomicWrite(r) => reth(r),
+        RequestOp::Flush(f, r) => {
+            let mut all = vec![("placement", f.placement.to_string()), ("selectivity", f.scope.to_string())];
+            all.extend(reth(r));
+            all
+        }
         RequestOp::CompareSwap(a) => atomic(a, "swap", true),
         RequestOp::FetchAdd(a) => atomic(a, "add", false),
     }
