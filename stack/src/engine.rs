@@ -6,6 +6,7 @@
 use crate::device::{Device, DeviceError};
 use crate::endpoint::{Endpoint, EndpointConfig};
 use crate::time::{Clock, Duration, Instant};
+use crate::types::Gid;
 
 /// Bursts received in one round, before anything is sent: what waits is acknowledged in one go, yet a flood cannot keep
 /// timers and transmission from their turn.
@@ -128,6 +129,9 @@ impl<D: Device, C: Clock> Engine<D, C> {
 
     pub(crate) fn round(&mut self) -> Result<Round, DeviceError> {
         let now = self.clock.now();
+        while let Err((group, _)) = self.apply_memberships() {
+            self.endpoint.membership_failed(group);
+        }
         let endpoint = &mut self.endpoint;
         let received = self.device.receive(now, RX_BUDGET, &mut |burst| endpoint.handle_burst(now, burst))?;
         if endpoint.poll_timeout().is_some_and(|due| due <= now) {
@@ -135,6 +139,18 @@ impl<D: Device, C: Clock> Engine<D, C> {
         }
         let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
         Ok(Round { at: now, received, sent })
+    }
+
+    /// Tells the device of multicast groups that QPs were attached to or detached from. Every round does it first.
+    ///
+    /// # Errors
+    /// A group that could not be joined, and why. Call again: others may wait.
+    pub fn apply_memberships(&mut self) -> Result<(), (Gid, DeviceError)> {
+        while let Some(change) = self.endpoint.poll_membership() {
+            let applied = self.device.set_membership(change.group.ip(), change.member);
+            applied.map_err(|error| (change.group, error))?;
+        }
+        Ok(())
     }
 
     /// When a round is due though nothing arrives.

@@ -167,8 +167,10 @@ drops {
         "The packet could not be parsed: short, bad version, unknown opcode, bad pad, wrong length for its opcode.", "counters::ticks::packets_for_nobody";
     IcrcError: Port, "drop_icrc_error", Some("rx_icrc_encapsulated"),
         "The invariant CRC is wrong.", "counters::ticks::packets_for_nobody";
+    SourceAddress: Port, "drop_source_address", None,
+        "The source address is nobody's: multicast, broadcast or unspecified.", "counters::ticks::packets_for_nobody";
     UnknownQp: Port, "drop_unknown_qp", None,
-        "No QP has this number.", "counters::ticks::packets_for_nobody";
+        "No QP has this number, or none is attached to the multicast group.", "counters::ticks::packets_for_nobody";
     QpState: Qp, "drop_qp_state", None,
         "The QP is not in a state that receives.", "counters::ticks::packets_that_a_qp_does_not_take";
     WrongTransport: Qp, "drop_wrong_transport", None,

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use socket2::Socket;
 
 pub use super::ethernet::AddressMode;
-use super::ethernet::{EthernetPort, Placed, Setup};
+use super::ethernet::{EthernetPort, GroupSockets, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{BATCH, PacketSocket, RecvBatch, SendBatch};
 use super::sys::poll::{Watch, wait};
@@ -70,6 +70,7 @@ pub struct AfPacket {
     filled: usize,
     /// Set while slots wait that the system did not take.
     retry_at: Option<Instant>,
+    groups: GroupSockets,
     /// Hold the kernel's port 4791; never read.
     _guards: Vec<Socket>,
 }
@@ -103,6 +104,7 @@ impl AfPacket {
             next: 0,
             filled: 0,
             retry_at: None,
+            groups: GroupSockets::new(index),
             _guards: guards,
         })
     }
@@ -231,6 +233,12 @@ impl Device for AfPacket {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
+    }
+
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        self.groups.set(group, member)?;
+        self.port.set_membership(group, member);
+        Ok(())
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -3,6 +3,7 @@
 //! Owns splitting bursts into packets, holding delayed ones and damaging others. Never decides what happens to a
 //! packet: `impair` (by rate) and `fault` (by rule) do.
 
+use core::net::IpAddr;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::os::fd::RawFd;
@@ -304,6 +305,10 @@ impl<D: Device, J: Judge> Device for Intercepted<D, J> {
 
     fn source_ports(&self) -> &[u16] {
         self.inner.source_ports()
+    }
+
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        self.inner.set_membership(group, member)
     }
 
     fn descriptor(&self) -> Option<RawFd> {

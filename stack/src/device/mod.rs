@@ -29,6 +29,9 @@ use crate::burst::{Medium, RxBurst, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::{MacAddr, PathMtu};
 
+/// Multicast groups that a device joins at most: each costs a socket.
+pub const GROUPS_MAX: usize = 64;
+
 /// What a device can do.
 #[derive(Clone, Debug)]
 pub struct DeviceCapabilities {
@@ -85,6 +88,17 @@ pub trait Device: Send {
         &[]
     }
 
+    /// Receives for an IP multicast group from now on, or no more. A device that hears every group (the default) has nothing
+    /// to do. At most [`GROUPS_MAX`] groups. To join twice is to join once. Call it from the network namespace that the
+    /// device was opened in.
+    ///
+    /// # Errors
+    /// [`DeviceError::Membership`]: this group cannot be joined; the device is as good as before.
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        let _ = (group, member);
+        Ok(())
+    }
+
     /// A descriptor that becomes readable when bursts wait, for `poll(2)`.
     fn descriptor(&self) -> Option<RawFd> {
         None
@@ -122,6 +136,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn source_ports(&self) -> &[u16] {
         (**self).source_ports()
+    }
+
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        (**self).set_membership(group, member)
     }
 
     fn descriptor(&self) -> Option<RawFd> {
@@ -211,6 +229,15 @@ pub enum DeviceError {
         name: String,
         /// Its MTU.
         mtu: usize,
+    },
+    /// A multicast group cannot be joined.
+    #[error("joining multicast group {group}: {source}")]
+    Membership {
+        /// The group.
+        group: IpAddr,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
     },
     /// Anything else the system says.
     #[error("{action}: {source}")]

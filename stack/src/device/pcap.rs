@@ -3,6 +3,7 @@
 //! Owns the file format: raw IP packets (link type 101), nanoseconds, a direction flag and a comment a packet. A write
 //! error ends the record, never the traffic. Never changes a packet.
 
+use core::net::IpAddr;
 use std::borrow::Cow;
 use std::io::Write;
 use std::os::fd::RawFd;
@@ -268,6 +269,10 @@ impl<D: Device, W: Write + Send> Device for PcapTap<D, W> {
 
     fn source_ports(&self) -> &[u16] {
         self.inner.source_ports()
+    }
+
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        self.inner.set_membership(group, member)
     }
 
     fn descriptor(&self) -> Option<RawFd> {

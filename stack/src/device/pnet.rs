@@ -5,6 +5,7 @@
 //! A superframe arrives without the size of its segments and is lost: turn off segmentation offloads at the sender
 //! (`ethtool -K IFNAME tx-udp-segmentation off`). Never used on the fast path; never knows a QP.
 
+use core::net::IpAddr;
 use core::ops::Range;
 use std::io;
 use std::os::fd::{AsRawFd as _, RawFd};
@@ -12,7 +13,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use pnet::datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender};
 use socket2::Socket;
 
-use super::ethernet::{AddressMode, EthernetPort, Placed, Setup};
+use super::ethernet::{AddressMode, EthernetPort, GroupSockets, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{FRAME_MAX, PacketSocket};
 use super::sys::poll::{Watch, wait};
@@ -40,6 +41,7 @@ pub struct PnetDevice {
     slot: Box<[u8]>,
     /// A frame in `slot` that the system did not take, and when it is offered again.
     waiting: Option<(Range<usize>, Instant)>,
+    groups: GroupSockets,
     /// Hold the kernel's port 4791; never read.
     _guards: Vec<Socket>,
 }
@@ -81,10 +83,11 @@ impl PnetDevice {
             Channel::Ethernet(tx, rx) => (tx, rx),
             _ => return Err(DeviceError::NotEthernet { name: interface.to_owned() }),
         };
+        let groups = GroupSockets::new(setup.facts.index);
         let guards = setup.guards()?;
         let port = setup.port("pnet", IcrcMode::Check)?;
         let slot = vec![0; port.slot_len()].into_boxed_slice();
-        Ok(Self { port, rx, tx, descriptor, slot, waiting: None, _guards: guards })
+        Ok(Self { port, rx, tx, descriptor, slot, waiting: None, groups, _guards: guards })
     }
 
     /// Sends what the port itself wants sent.
@@ -161,6 +164,12 @@ impl Device for PnetDevice {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
+    }
+
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        self.groups.set(group, member)?;
+        self.port.set_membership(group, member);
+        Ok(())
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -11,10 +11,11 @@ use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::sys::poll::{Watch, wait};
+use super::ethernet::join_v4;
+use super::sys::poll::{AnyReadable, Watch, wait};
 use super::sys::udp::{BATCH, DATAGRAM_MAX, Meta, RecvBatch, SendBatch, Target, prepare, raise_buffers};
 use super::sys::{interfaces, set_int};
-use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
+use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, GROUPS_MAX, IcrcMode, RxSink, TxSource};
 use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::PathMtu;
@@ -63,6 +64,12 @@ pub struct UdpDevice {
     scope: u32,
     /// The first is the one on 4791, which alone receives.
     sockets: Vec<PortSocket>,
+    /// Sockets of multicast groups, each bound to its group; they only receive.
+    groups: Vec<(IpAddr, Socket)>,
+    /// Everything that receives.
+    receivers: AnyReadable,
+    /// Which receiver is asked first: none starves behind a flood on another.
+    turn: usize,
     /// Ports of the sockets that the options asked for.
     ports: Vec<u16>,
     rx: RecvBatch,
@@ -118,6 +125,9 @@ impl UdpDevice {
             address,
             scope: carrier.scope,
             sockets: Vec::with_capacity(1 + SOURCE_PORTS_MAX),
+            groups: Vec::new(),
+            receivers: AnyReadable::new().map_err(|e| open_error(address, e))?,
+            turn: 0,
             ports: Vec::with_capacity(SOURCE_PORTS_MAX),
             rx: RecvBatch::new(),
             tx: SendBatch::new(),
@@ -126,6 +136,7 @@ impl UdpDevice {
         };
         let socket = device.bind(Flow::PORT).map_err(|e| open_error(address, e))?;
         raise_buffers(socket.as_fd(), SOCKET_BUFFER);
+        device.receivers.add(socket.as_fd()).map_err(|e| open_error(address, e))?;
         device.sockets.push(PortSocket { port: Flow::PORT, socket });
         for _ in 0..options.source_ports.min(SOURCE_PORTS_MAX) {
             device.add_source_port(0).map_err(|e| open_error(address, e))?;
@@ -144,7 +155,7 @@ impl UdpDevice {
         }
     }
 
-    fn bind(&self, port: u16) -> io::Result<Socket> {
+    fn socket(&self) -> io::Result<Socket> {
         let v6 = self.address.is_ipv6();
         let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
@@ -153,8 +164,90 @@ impl UdpDevice {
             socket.set_only_v6(true)?;
         }
         prepare(socket.as_fd(), v6, CLASS, HOPS)?;
+        Ok(socket)
+    }
+
+    fn bind(&self, port: u16) -> io::Result<Socket> {
+        let socket = self.socket()?;
+        // Where multicast leaves, and how far it goes: the system has its own defaults.
+        match self.address {
+            IpAddr::V4(address) => {
+                socket.set_multicast_if_v4(&address)?;
+                socket.set_multicast_ttl_v4(HOPS.into())?;
+            }
+            IpAddr::V6(_) => {
+                socket.set_multicast_if_v6(self.scope)?;
+                socket.set_multicast_hops_v6(HOPS.into())?;
+            }
+        }
         socket.bind(&self.socket_address(self.address, port).into())?;
         Ok(socket)
+    }
+
+    /// A socket that receives what is sent to `group`, and only that. Other processes of this machine may have theirs.
+    fn join(&self, group: IpAddr) -> io::Result<Socket> {
+        if group.is_ipv4() != self.address.is_ipv4() || !group.is_multicast() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let socket = self.socket()?;
+        socket.set_reuse_address(true)?;
+        let at = match group {
+            IpAddr::V4(group) => {
+                socket.set_multicast_all_v4(false)?;
+                SocketAddr::new(group.into(), Flow::PORT)
+            }
+            IpAddr::V6(group) => {
+                socket.set_multicast_all_v6(false)?;
+                SocketAddrV6::new(group, Flow::PORT, 0, self.scope).into()
+            }
+        };
+        socket.bind(&at.into())?;
+        match group {
+            IpAddr::V4(group) => join_v4(&socket, group, self.scope)?,
+            IpAddr::V6(group) => socket.join_multicast_v6(&group, self.scope)?,
+        }
+        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
+        self.receivers.add(socket.as_fd())?;
+        Ok(socket)
+    }
+
+    /// Receives from one socket; returns how many datagrams were taken and how many of them were handed on.
+    fn receive_from(
+        &mut self,
+        receiver: usize,
+        now: Instant,
+        budget: usize,
+        sink: &mut RxSink<'_>,
+    ) -> Result<(usize, usize), DeviceError> {
+        let (mut handed, mut taken, mut passed) = (0, 0, 0);
+        while taken < budget {
+            let want = (budget - taken).min(BATCH);
+            let group = receiver.checked_sub(1).map(|at| self.groups.get(at).map(|g| &g.1));
+            let Some(socket) = group.unwrap_or(self.sockets.first().map(|s| &s.socket)) else { break };
+            let got = match self.rx.receive(socket.as_fd(), want) {
+                Ok(got) => got,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if is_fatal(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
+                Err(_) if passed < ERRORS_PASSED => {
+                    passed += 1;
+                    continue;
+                }
+                Err(_) => break,
+            };
+            taken += got;
+            for (meta, bytes) in (0..got).filter_map(|i| self.rx.get(i)) {
+                if let Some(flow) = self.flow_of(meta).filter(|_| !bytes.is_empty()) {
+                    sink(RxBurst { flow, bytes, segment: bytes.len(), ids: RxIds::Hidden, at: now });
+                    handed += 1;
+                } else {
+                    self.losses.receive += 1;
+                }
+            }
+            if got < want {
+                break;
+            }
+        }
+        Ok((taken, handed))
     }
 
     /// Opens a socket that only sends; port 0 takes any. Returns its index.
@@ -264,34 +357,35 @@ impl Device for UdpDevice {
 
     fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
         // What is dropped counts too: a flood of it must not keep the engine from its timers and from sending.
-        let (mut handed, mut taken, mut passed) = (0, 0, 0);
-        while taken < budget {
-            let want = (budget - taken).min(BATCH);
-            let Some(first) = self.sockets.first() else { break };
-            let got = match self.rx.receive(first.socket.as_fd(), want) {
-                Ok(got) => got,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if is_fatal(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
-                Err(_) if passed < ERRORS_PASSED => {
-                    passed += 1;
-                    continue;
-                }
-                Err(_) => break,
-            };
-            taken += got;
-            for (meta, bytes) in (0..got).filter_map(|i| self.rx.get(i)) {
-                if let Some(flow) = self.flow_of(meta).filter(|_| !bytes.is_empty()) {
-                    sink(RxBurst { flow, bytes, segment: bytes.len(), ids: RxIds::Hidden, at: now });
-                    handed += 1;
-                } else {
-                    self.losses.receive += 1;
-                }
-            }
-            if got < want {
+        let receivers = 1 + self.groups.len();
+        let (mut handed, mut taken) = (0, 0);
+        for _ in 0..receivers {
+            self.turn = (self.turn + 1) % receivers;
+            let (more, good) = self.receive_from(self.turn, now, budget - taken, sink)?;
+            taken += more;
+            handed += good;
+            if taken >= budget {
                 break;
             }
         }
         Ok(handed)
+    }
+
+    fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
+        let at = self.groups.iter().position(|(ip, _)| *ip == group);
+        match (at, member) {
+            (Some(at), false) => drop(self.groups.swap_remove(at)),
+            (None, true) => {
+                let fail = |source| DeviceError::Membership { group, source };
+                if self.groups.len() >= GROUPS_MAX {
+                    return Err(fail(io::ErrorKind::QuotaExceeded.into()));
+                }
+                let socket = self.join(group).map_err(fail)?;
+                self.groups.push((group, socket));
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
@@ -337,11 +431,11 @@ impl Device for UdpDevice {
     }
 
     fn descriptor(&self) -> Option<RawFd> {
-        self.sockets.first().map(|s| s.socket.as_raw_fd())
+        Some(self.receivers.as_raw_fd())
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
-        let Some(first) = self.descriptor() else { return Err(DeviceError::Closed) };
+        let first = self.receivers.as_raw_fd();
         let stuck = self.queue.run().and_then(|(via, _)| self.sockets.get(via));
         let writable = stuck.map_or(Watch::Readable(first), |s| Watch::Writable(s.socket.as_raw_fd()));
         wait(&[Watch::Readable(first), writable], timeout)

@@ -5,16 +5,18 @@
 //! random number but from its seed, and never touches a device: a driver carries bursts between the two.
 
 mod config;
+mod multicast;
 mod peer_ids;
 mod probes;
 mod report;
 mod timers;
 mod verbs;
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 use std::collections::VecDeque;
 
 pub use config::EndpointConfig;
+pub use multicast::MembershipChange;
 pub use probes::{PROBE_SOURCES, PROBE_WINDOW, ProbeSource};
 pub use report::{CqReport, DeviceReport, MrReport, Page, QpReport, SrqReport};
 pub(crate) use verbs::bind_request;
@@ -32,7 +34,8 @@ use crate::time::Instant;
 use crate::types::{Gid, PKey, Qpn};
 use crate::verbs::kind;
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
-use crate::wire::{self, IpFields, Packet, ParseError};
+use crate::wire::{self, Flow, IpFields, Packet, ParseError};
+use multicast::Groups;
 use peer_ids::PeerIds;
 use probes::{Probe, Probes};
 use timers::Timers;
@@ -82,7 +85,7 @@ pub struct Endpoint {
     ahs: AhTable,
     qps: Slab<kind::Qp, QpSlot>,
     by_qpn: NumberMap<QpHandle>,
-    multicast: Vec<(Gid, QpHandle)>,
+    multicast: Groups,
     active: VecDeque<QpHandle>,
     timers: Timers,
     events: EventQueue,
@@ -119,7 +122,7 @@ impl Endpoint {
             ahs: Slab::new(MAX_AHS),
             qps: Slab::new(config.max_qp),
             by_qpn: NumberMap::new(rng.next_u64()),
-            multicast: Vec::new(),
+            multicast: Groups::default(),
             active: VecDeque::new(),
             timers: Timers::default(),
             events: EventQueue::default(),
@@ -216,9 +219,18 @@ impl Endpoint {
         self.counters.rcvd_bytes += segment.len() as u64;
         let marked = burst.congestion_experienced();
         self.counters.np_ecn_marked_roce_packets += u64::from(marked);
+        let Flow { src, dst, .. } = burst.flow;
+        if src.is_multicast() || src.is_unspecified() || src == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            // Nobody sends from there, and whatever answered would answer to many.
+            self.counters.count_drop(DropReason::SourceAddress);
+            return;
+        }
         let arrival = Arrival { flow: &burst.flow, ip, segment: segment.len(), marked };
         if packet.dest_qp == Qpn::MULTICAST {
             self.handle_multicast(&packet, &arrival);
+        } else if dst.is_multicast() {
+            // A group has no QPs but those attached to it: no stranger opens a connection with all of us at once.
+            self.counters.count_drop(DropReason::UnknownQp);
         } else if let Some(handle) = self.by_qpn.get(packet.dest_qp.get()).copied() {
             self.deliver(handle, &packet, &arrival);
         } else {
@@ -269,7 +281,7 @@ impl Endpoint {
         let mut delivered = false;
         // The list is short and bounded; a member that appears is a QP of ours.
         for i in 0..self.multicast.len() {
-            if let Some((gid, qp)) = self.multicast.get(i).copied()
+            if let Some((gid, qp)) = self.multicast.member(i)
                 && gid == group
             {
                 delivered = true;
@@ -412,6 +424,17 @@ impl Endpoint {
             return Some(burst);
         }
         None
+    }
+
+    /// The next multicast group that the device shall join or leave. At most one waits for each group, so a driver whose
+    /// device hears every group need not ask.
+    pub fn poll_membership(&mut self) -> Option<MembershipChange> {
+        self.multicast.poll_change()
+    }
+
+    /// Tells that the device could not join `group`: [`AsyncEvent::MulticastJoinFailed`] says so to the program.
+    pub fn membership_failed(&mut self, group: Gid) {
+        self.events.push(AsyncEvent::MulticastJoinFailed(group));
     }
 
     /// Whether a QP may have something to send.

@@ -285,7 +285,7 @@ impl Verbs for Endpoint {
         self.counters.add_qp(&slot.counters);
         self.by_qpn.remove(slot.qp.qpn().get());
         self.mrs.release_qp(qp);
-        self.multicast.retain(|(_, member)| *member != qp);
+        self.multicast.forget(qp);
         let (send, recv) = slot.qp.cqs();
         for cq in [send, recv] {
             if let Some(cq) = self.cqs.get_mut(cq) {
@@ -307,20 +307,18 @@ impl Verbs for Endpoint {
         if slot.qp.qp_type() != QpType::Ud || !gid.ip().is_multicast() {
             return Err(VerbsError::NotMulticast);
         }
-        if self.multicast.contains(&(gid, qp)) {
+        if self.multicast.contains(gid, qp) {
             return Ok(());
         }
-        if self.multicast.len() >= MAX_MULTICAST {
+        if self.multicast.is_full() {
             return Err(limit("multicast memberships", MAX_MULTICAST));
         }
-        self.multicast.push((gid, qp));
+        self.multicast.attach(gid, qp);
         Ok(())
     }
 
     fn detach_multicast(&mut self, qp: QpHandle, gid: Gid) -> Result<(), VerbsError> {
-        let before = self.multicast.len();
-        self.multicast.retain(|m| *m != (gid, qp));
-        if self.multicast.len() == before { Err(VerbsError::NotMulticast) } else { Ok(()) }
+        if self.multicast.detach(gid, qp) { Ok(()) } else { Err(VerbsError::NotMulticast) }
     }
 
     fn post_send(&mut self, qp: QpHandle, list: &[SendWr<'_>]) -> Result<(), PostListError> {

@@ -384,7 +384,18 @@ impl Verbs for Handle {
     }
 
     fn attach_multicast(&mut self, qp: QpHandle, gid: Gid) -> Result<(), VerbsError> {
-        self.shared.control(|e| e.endpoint_mut().attach_multicast(qp, gid))
+        self.shared.control(|e| {
+            e.endpoint_mut().attach_multicast(qp, gid)?;
+            // At once, so that a refusal is an answer and not an event. One of another group is an event all the same.
+            while let Err((group, _)) = e.apply_memberships() {
+                if group == gid {
+                    let _ = e.endpoint_mut().detach_multicast(qp, gid);
+                    return Err(VerbsError::JoinRefused);
+                }
+                e.endpoint_mut().membership_failed(group);
+            }
+            Ok(())
+        })
     }
 
     fn detach_multicast(&mut self, qp: QpHandle, gid: Gid) -> Result<(), VerbsError> {

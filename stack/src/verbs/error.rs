@@ -56,6 +56,9 @@ pub enum VerbsError {
         /// Entries.
         len: usize,
     },
+    /// The system does not let the device join the group.
+    #[error("the system refuses to join this multicast group")]
+    JoinRefused,
     /// A multicast call with an address that is not multicast, or a QP that is not UD.
     #[error("not a multicast GID on a UD QP")]
     NotMulticast,

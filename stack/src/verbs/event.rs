@@ -34,6 +34,8 @@ pub enum AsyncEvent {
     /// A source sends to many QPs that do not exist or talk to somebody else, or with many wrong keys: it guesses, or has
     /// not noticed that we started anew.
     Probing(Gid),
+    /// The device could not join this multicast group: the system refused. Nothing of it will arrive.
+    MulticastJoinFailed(Gid),
     /// The port came up.
     PortActive,
     /// The port went down.

@@ -369,18 +369,30 @@ fn packets_for_nobody() {
     let mut stranger = Raw::new(&mut p, Side::B, 0x11, 0, &ACK);
     stranger.qpn ^= 1;
     stranger.arrives(&mut p, Side::B);
+    // From nobody; and to a group, but for one QP.
+    let real = p.flow_from(Side::A);
+    let nobody = uroce::wire::Flow { src: "239.0.0.1".parse().unwrap(), ..real };
+    let group = uroce::wire::Flow { dst: "239.0.0.1".parse().unwrap(), ..real };
+    for flow in [nobody, group] {
+        let mut bytes = Raw::new(&mut p, Side::B, 0x11, 0, &ACK).bytes(&mut p, Side::B);
+        let (end, ip) = (bytes.len() - 4, IpFields { id: 0, flags_fragment: 0x4000 });
+        uroce::wire::seal(&flow, ip, &mut bytes, end);
+        let burst = RxBurst { flow, bytes: &bytes, segment: bytes.len(), ids: RxIds::Known(ip), at: p.now };
+        p.b.endpoint.handle_burst(p.now, burst);
+    }
     // XRC SEND Only.
     Raw::new(&mut p, Side::B, 0xA4, 0, &[0; 8]).arrives(&mut p, Side::B);
-    assert_eq!(p.b.endpoint.counters().rcvd_pkts, 1);
+    assert_eq!(p.b.endpoint.counters().rcvd_pkts, 3);
     let qp = p.b.endpoint.qp_counters(p.b.qp).unwrap();
     assert_eq!(qp, &Counters::default());
     let got: Ticks = all(&mut p, Side::B).rows().filter(|(_, n)| *n > 0).map(|(row, n)| (row.name, n)).collect();
     let wanted = [
-        ("rcvd_pkts", 1),
-        ("rcvd_bytes", 20),
+        ("rcvd_pkts", 3),
+        ("rcvd_bytes", 60),
         ("drop_malformed", 1),
         ("drop_icrc_error", 1),
-        ("drop_unknown_qp", 1),
+        ("drop_source_address", 1),
+        ("drop_unknown_qp", 2),
         ("drop_unsupported", 1),
     ];
     assert_eq!(got, wanted);

@@ -16,17 +16,17 @@ use super::*;
 /// Bytes of a message: some hundred packets.
 const LEN: usize = 200_000;
 
-struct Side {
-    engine: Engine<Box<dyn Device>>,
+pub(super) struct Side {
+    pub(super) engine: Engine<Box<dyn Device>>,
     cq: CqHandle,
     qp: QpHandle,
-    qpn: Qpn,
-    mr: MemoryRegion,
+    pub(super) qpn: Qpn,
+    pub(super) mr: MemoryRegion,
     region: Region,
 }
 
 impl Side {
-    fn new(device: Box<dyn Device>) -> Self {
+    pub(super) fn new(device: Box<dyn Device>) -> Self {
         let mut engine = Engine::open(device).unwrap();
         let verbs = engine.endpoint_mut();
         let pd = verbs.alloc_pd().unwrap();
@@ -43,8 +43,13 @@ impl Side {
 
     /// Connects to `peer` from the GID with this index.
     fn connect(&mut self, gid_index: u8, peer: Gid, dest_qpn: Qpn, path_mtu: PathMtu) {
+        self.connect_along(AddressVector::new(peer, gid_index), dest_qpn, path_mtu);
+    }
+
+    /// Connects along `av`.
+    pub(super) fn connect_along(&mut self, av: AddressVector, dest_qpn: Qpn, path_mtu: PathMtu) {
         let rtr = RtrAttr {
-            av: AddressVector::new(peer, gid_index),
+            av,
             path_mtu,
             dest_qpn,
             rq_psn: Psn::ZERO,
@@ -57,18 +62,18 @@ impl Side {
         verbs.modify_qp(self.qp, QpTransition::Rts(RtsAttr::usual(Psn::ZERO)).into()).unwrap();
     }
 
-    fn gid(&mut self, address: IpAddr) -> (u8, Gid) {
+    pub(super) fn gid(&mut self, address: IpAddr) -> (u8, Gid) {
         let gids = self.engine.endpoint_mut().query_gids();
         let at = gids.iter().position(|g| g.gid.ip() == address).unwrap();
         (at as u8, gids[at].gid)
     }
 
     /// The first or second half of the region.
-    fn half(&self, second: bool) -> Sge {
+    pub(super) fn half(&self, second: bool) -> Sge {
         Sge { addr: self.mr.iova + u64::from(second) * LEN as u64, length: LEN as u32, lkey: self.mr.lkey }
     }
 
-    fn post(&mut self, operation: Operation, second: bool) {
+    pub(super) fn post(&mut self, operation: Operation, second: bool) {
         let sges = [self.half(second)];
         let payload = Payload::Sges(&sges);
         let wr = SendWr { wr_id: 1, operation, payload, flags: SendFlags::SIGNALED, destination: None };
@@ -96,7 +101,7 @@ impl Side {
 }
 
 /// Runs both until each has its completions.
-fn run(a: &mut Side, b: &mut Side, of_a: &[WcOpcode], of_b: &[WcOpcode]) {
+pub(super) fn run(a: &mut Side, b: &mut Side, of_a: &[WcOpcode], of_b: &[WcOpcode]) {
     let end = now() + Duration::from_secs(20);
     let (mut got_a, mut got_b) = (Vec::new(), Vec::new());
     while (got_a.len() < of_a.len() || got_b.len() < of_b.len()) && now() < end {

@@ -4,6 +4,7 @@
 //! wait for it, what our own address sends to itself, and what a received frame is for. Frames come and go as bytes: the
 //! device around it makes the system calls. Never knows a QP.
 
+mod groups;
 mod next_hop;
 mod setup;
 
@@ -11,6 +12,7 @@ use core::net::IpAddr;
 use core::ops::Range;
 use std::collections::VecDeque;
 
+pub(super) use self::groups::{GroupSockets, join_v4};
 use self::next_hop::HopCache;
 pub(super) use self::next_hop::Routes;
 pub(super) use self::setup::Setup;
@@ -101,6 +103,8 @@ pub(super) struct EthernetPort {
     spare: Vec<Vec<u8>>,
     losses: DeviceLosses,
     next_id: u16,
+    /// Multicast groups that our own packets shall reach too.
+    groups: Vec<IpAddr>,
 }
 
 impl EthernetPort {
@@ -136,6 +140,7 @@ impl EthernetPort {
             spare: Vec::new(),
             losses: DeviceLosses::default(),
             next_id: 1,
+            groups: Vec::new(),
         })
     }
 
@@ -195,6 +200,10 @@ impl EthernetPort {
         if ours.contains(&flow.dst) {
             self.loop_back(burst, slot);
             return Placed::Gone;
+        }
+        if self.groups.contains(&flow.dst) {
+            // A group reaches its members here, too; the interface does not hand us what we send.
+            self.loop_back(burst, slot);
         }
         let mac = match self.hops.get(now, flow.dst) {
             Some(mac) => mac,
@@ -311,6 +320,14 @@ impl EthernetPort {
         Some((frame, false))
     }
 
+    /// Packets to `group` reach us, or do no more, when we send them.
+    pub(super) fn set_membership(&mut self, group: IpAddr, member: bool) {
+        self.groups.retain(|g| *g != group);
+        if member {
+            self.groups.push(group);
+        }
+    }
+
     /// Takes a sent frame's memory back.
     pub(super) fn recycle(&mut self, mut bytes: Vec<u8>) {
         if self.spare.len() < HELD_MAX {
@@ -356,7 +373,7 @@ impl EthernetPort {
     }
 
     fn frame(&self, mac: MacAddr, burst: &TxBurst, slot: &mut [u8]) -> Option<Range<usize>> {
-        let vlan = burst.flow.vlan.or(self.vlan);
+        let vlan = tag_of(burst.flow.vlan, self.vlan);
         let start = if vlan.is_some() { 0 } else { HEADROOM - UNTAGGED };
         write_ethernet(mac, self.mac, vlan, burst.flow.dst.is_ipv4(), slot.get_mut(start..HEADROOM)?)?;
         Some(start..HEADROOM + burst.len)
@@ -422,6 +439,16 @@ impl EthernetPort {
                 }
             }
         }
+    }
+}
+
+/// The tag to send: a flow that states a priority alone has it in the device's VLAN; outside of one, it has no tag, which
+/// not every switch lets through.
+fn tag_of(flow: Option<VlanTag>, device: Option<VlanTag>) -> Option<VlanTag> {
+    match (flow, device) {
+        (None, own) => own,
+        (Some(VlanTag { id: 0, priority }), own) => own.map(|VlanTag { id, .. }| VlanTag { id, priority }),
+        (tag, _) => tag,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 
 use crate::time::Duration;
 
@@ -46,6 +46,43 @@ pub(crate) fn wait(watch: &[Watch], timeout: Option<Duration>) -> io::Result<usi
             e if e.kind() == io::ErrorKind::Interrupted => Ok(0),
             e => Err(e),
         },
+    }
+}
+
+/// Many descriptors as one: readable while one of them is (`epoll(7)`). One that is closed falls out of it.
+#[derive(Debug)]
+pub(crate) struct AnyReadable(OwnedFd);
+
+impl AnyReadable {
+    /// Of none.
+    ///
+    /// # Errors
+    /// The system's answer (too many descriptors).
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just made and belongs to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Adds one.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 0 };
+        // SAFETY: `event` outlives the call, and both descriptors are open.
+        let rc = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event) };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl AsRawFd for AnyReadable {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 }
 
@@ -97,6 +134,22 @@ impl AsRawFd for EventFd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_many_is_enough() {
+        let (a, b, all) = (EventFd::new().unwrap(), EventFd::new().unwrap(), AnyReadable::new().unwrap());
+        let readable = || wait(&[Watch::Readable(all.as_raw_fd())], Some(Duration::ZERO)).unwrap() == 1;
+        for e in [&a, &b] {
+            all.add(e.0.as_fd()).unwrap();
+        }
+        assert!(!readable());
+        b.set();
+        assert!(readable());
+        drop(b);
+        assert!(!readable());
+        a.set();
+        assert!(readable());
+    }
 
     #[test]
     fn an_eventfd_is_readable_between_set_and_clear() {
