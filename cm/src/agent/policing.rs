@@ -8,9 +8,9 @@ use uroce::time::Instant;
 
 use super::gate::{Admission, Arrival, Notice, Outcome};
 use super::receive::Arrived;
-use super::{Agent, CmEvent, DisconnectCause, MadAddress};
+use super::{Agent, CmEvent, DisconnectCause, MadAddress, OutgoingMad};
 use crate::comm::{CommId, State};
-use crate::policy::{Ask, AuditEvent, AuditRecord, Decision, EVICT_AFTER, Policy};
+use crate::policy::{Ask, AuditEvent, AuditRecord, Decision, EVICT_AFTER, HALF_OPEN_BYTES, Policy, TIMEWAIT_BYTES};
 use crate::wire::{
     Apr, AprStatus, Ari, CommunicationId, Mad, MadKind, Message, PrivateData, Rej, RejReason, RejectedMessage, SidrRep,
     SidrStatus, TransactionId,
@@ -18,6 +18,12 @@ use crate::wire::{
 
 /// What a peer reads that a rule rejected, in the private data of the REJ.
 pub const REFUSED_BY_POLICY: &[u8] = b"refused by policy";
+/// Memory of an event that waits, at most: a REQ with its private data.
+const EVENT_BYTES: usize = 512;
+/// Memory of a service resolution, at most.
+const SERVICE_BYTES: usize = 1024;
+/// Memory of the agent beside its tables, and of tables that are still small.
+const FIXED_BYTES: usize = 64 * 1024;
 /// Half-open communications looked at for one that may give way, in one REQ.
 const LOOKED_AT: usize = 16;
 
@@ -49,6 +55,21 @@ impl Agent {
     /// The policy, for alarms of the device.
     pub fn policy_mut(&mut self) -> Option<&mut Policy> {
         self.policing.as_mut().map(|a| &mut a.policy)
+    }
+
+    /// Bytes that the agent holds at most, whatever peers send: its tables full, every queue full, a policy's own table.
+    /// What an established connection's program holds is not in it.
+    #[must_use]
+    pub fn memory_cap(&self) -> usize {
+        let limits = &self.config.limits;
+        limits.comms * (HALF_OPEN_BYTES + EVENT_BYTES)
+            + limits.timewait * (TIMEWAIT_BYTES + EVENT_BYTES / 4)
+            + limits.events * EVENT_BYTES
+            // A queue that grows doubles its room.
+            + limits.outgoing.next_power_of_two() * size_of::<OutgoingMad>()
+            + 2 * limits.services * SERVICE_BYTES
+            + self.policy().map_or(0, Policy::memory)
+            + FIXED_BYTES
     }
 
     /// What the policy says about an arrival. A request that it refuses is answered here, as far as that is due.
