@@ -257,9 +257,9 @@ pub(crate) mod testing {
     use crate::raw::Region;
     use crate::types::{Gid, PathMtu, Psn, Qpn, RnrTimer};
     use crate::verbs::{
-        AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle,
-        QpInit, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcStatus,
-        WorkCompletion,
+        AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, PdHandle, QpCapabilities,
+        QpHandle, QpInit, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs,
+        WcStatus, WorkCompletion,
     };
 
     pub(crate) fn engine() -> Engine<UdpDevice> {
@@ -269,6 +269,7 @@ pub(crate) mod testing {
     #[derive(Clone)]
     pub(crate) struct Side {
         pub(crate) gid: Gid,
+        pub(crate) pd: PdHandle,
         pub(crate) cq: CqHandle,
         pub(crate) qp: QpHandle,
         pub(crate) qpn: Qpn,
@@ -293,9 +294,9 @@ pub(crate) mod testing {
             };
             let qp = verbs.create_qp(init).unwrap();
             let region = Region::alloc(len).unwrap();
-            let mr = verbs.register(pd, &region, AccessFlags::ALL, None).unwrap();
+            let mr = verbs.register(pd, &region, AccessFlags::ALL | AccessFlags::MW_BIND, None).unwrap();
             let qpn = verbs.query_qp(qp).unwrap().qpn;
-            Self { gid: verbs.query_gids()[0].gid, cq, qp, qpn, mr, region }
+            Self { gid: verbs.query_gids()[0].gid, pd, cq, qp, qpn, mr, region }
         }
 
         pub(crate) fn connect(&self, verbs: &mut dyn Verbs, peer: &Self) {

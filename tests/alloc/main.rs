@@ -14,8 +14,9 @@ use uroce::engine::Engine;
 use uroce::time::Duration;
 use uroce::types::{Gid, PathMtu, Psn};
 use uroce::verbs::{
-    AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle, QpInit,
-    QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcStatus,
+    AccessFlags, AddressVector, CqHandle, FastRegister, FlushPlacement, FlushScope, InitAttr, MemoryRegion, MwBind,
+    MwType, Operation, Payload, QpCapabilities, QpHandle, QpInit, QpTransition, QpType, RecvWr, Remote, RtrAttr,
+    RtsAttr, SendFlags, SendWr, Sge, Verbs, WcStatus,
 };
 use uroce::wire::IpFields;
 use uroce_tests::pair::{Options, Pair, Side, blank_completion};
@@ -65,8 +66,14 @@ fn allocations(f: impl FnOnce()) -> u64 {
 }
 
 /// The operations of a round, and their sizes.
-const ROUND: [(u8, u32); 9] =
-    [(0, 64), (1, 64), (2, 64), (3, 8), (4, 8), (0, 65_536), (1, 65_536), (2, 65_536), (0, 0)];
+const ROUND: [(u8, u32); 11] =
+    [(0, 64), (1, 64), (2, 64), (3, 8), (4, 8), (5, 8), (6, 0), (0, 65_536), (1, 65_536), (2, 65_536), (0, 0)];
+
+/// The usual rights, windows and FLUSH.
+const ACCESS: AccessFlags = match AccessFlags::from_bits(0x11F) {
+    Some(flags) => flags,
+    None => panic!("all of them are known"),
+};
 
 fn operation(kind: u8, remote: Remote) -> Operation {
     match kind {
@@ -74,6 +81,11 @@ fn operation(kind: u8, remote: Remote) -> Operation {
         1 => Operation::Write(remote),
         2 => Operation::Read(remote),
         3 => Operation::FetchAdd { remote, add: 1 },
+        5 => Operation::AtomicWrite(remote),
+        6 => {
+            let (placement, scope) = (FlushPlacement::Global, FlushScope::Range);
+            Operation::Flush { remote, length: 64, placement, scope }
+        }
         _ => Operation::CompareSwap { remote, compare: 0, swap: 1 },
     }
 }
@@ -90,7 +102,7 @@ impl End {
     fn post(&self, verbs: &mut dyn Verbs, kind: u8, length: u32, peer: &End) {
         let sges = [Sge { addr: self.mr.iova, length, lkey: self.mr.lkey }];
         let remote = Remote { addr: peer.mr.iova, rkey: peer.mr.rkey };
-        let payload = Payload::Sges(&sges);
+        let payload = Payload::Sges(if kind == 6 { &[] } else { &sges });
         let operation = operation(kind, remote);
         let wr = SendWr { wr_id: 1, operation, payload, flags: SendFlags::SIGNALED, destination: None };
         verbs.post_send(self.qp, &[wr]).unwrap();
@@ -160,7 +172,7 @@ fn pair_round(p: &mut Pair, lose: usize, count: &mut usize) {
 #[test]
 fn two_endpoints_allocate_nothing_per_packet() {
     for lose in [0, 100] {
-        let options = Options { mtu: PathMtu::B1024, region: 65_536, ..Options::default() };
+        let options = Options { mtu: PathMtu::B1024, region: 65_536, access: ACCESS, ..Options::default() };
         let mut p = Pair::new(&options);
         let mut packets = 0;
         for _ in 0..20 {
@@ -177,11 +189,44 @@ fn two_endpoints_allocate_nothing_per_packet() {
     }
 }
 
+/// A window that moves, one that is bound and invalidated, and a registration that comes and goes.
+#[test]
+fn binds_invalidations_and_registrations_allocate_nothing() {
+    let mut p = Pair::new(&Options { access: ACCESS, ..Options::default() });
+    let (pd, qp, mr) = (p.a.pd, p.a.qp, p.a.mr);
+    let e = &mut p.a.endpoint;
+    let (one, two) = (e.alloc_mw(pd, MwType::One).unwrap(), e.alloc_mw(pd, MwType::Two).unwrap());
+    let fast = e.alloc_fast_mr(pd, &uroce::raw::Region::alloc(64).unwrap()).unwrap();
+    let access = AccessFlags::REMOTE_READ;
+    let bind = MwBind { mw: two.handle, rkey: two.rkey, mr: Some(mr.handle), addr: mr.iova, length: 64, access };
+    let register = FastRegister { mr: fast.handle, key: fast.rkey, offset: 0, length: 64, iova: 0, access };
+    let operations = [
+        Operation::BindMw(bind),
+        Operation::FastRegister(register),
+        Operation::LocalInvalidate(two.rkey),
+        Operation::LocalInvalidate(fast.rkey),
+    ];
+    let mut round = || {
+        e.bind_mw(qp, 1, MwBind { mw: one.handle, ..bind }, SendFlags::SIGNALED).unwrap();
+        let (payload, flags) = (Payload::Sges(&[]), SendFlags::SIGNALED);
+        let wrs = operations.map(|operation| SendWr { wr_id: 2, operation, payload, flags, destination: None });
+        e.post_send(qp, &wrs).unwrap();
+        let mut buf = [0u8; 64];
+        let room = TxRoom { buf: &mut buf, headroom: 0, segments_max: 1, ids: IdRule::Zero, medium: Medium::Udp };
+        assert!(e.poll_transmit(p.now, room).is_none());
+        let mut out = [blank_completion(qp); 8];
+        let n = e.poll_cq(p.a.cq, &mut out).unwrap();
+        assert!(n == 5 && out[..n].iter().all(|c| c.status == WcStatus::Success), "{:?}", &out[..n]);
+    };
+    round();
+    assert_eq!(allocations(|| (0..1000).for_each(|_| round())), 0);
+}
+
 fn end(verbs: &mut dyn Verbs) -> End {
     let pd = verbs.alloc_pd().unwrap();
     let cq = verbs.create_cq(256).unwrap();
     let region = uroce::raw::Region::alloc(65_536).unwrap();
-    let mr = verbs.register(pd, &region, AccessFlags::ALL, None).unwrap();
+    let mr = verbs.register(pd, &region, ACCESS, None).unwrap();
     let caps = QpCapabilities::default();
     let init =
         QpInit { pd, qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, caps, signal_all: false, qpn: None };
@@ -198,7 +243,7 @@ fn join(verbs: &mut dyn Verbs, end: &End, peer: (Gid, uroce::types::Qpn)) {
         min_rnr_timer: uroce::types::RnrTimer::DEFAULT,
     };
     for step in [
-        QpTransition::Init(InitAttr::connected(AccessFlags::ALL)),
+        QpTransition::Init(InitAttr::connected(ACCESS)),
         QpTransition::Rtr(rtr),
         QpTransition::Rts(RtsAttr::usual(Psn::ZERO)),
     ] {

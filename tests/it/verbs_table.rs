@@ -1,12 +1,15 @@
 //! The verbs in every state: what is allowed, and which attribute a refusal names.
 
+use uroce::burst::{IdRule, Medium, TxRoom};
 use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::raw::Region;
-use uroce::types::{AckTimeout, Gid, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
+use uroce::time::Instant;
+use uroce::types::{AckTimeout, Gid, Imm, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use uroce::verbs::{
-    AccessFlags, AddressVector, AltPath, Attr, InitAttr, ModifyError, Operation, PathMigState, Payload, PostError,
-    QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags,
-    SendWr, Sge, SourcePort, Verbs, VerbsError, transition_rule,
+    AccessFlags, AddressVector, AltPath, Attr, FastRegister, FlushPlacement, FlushScope, InitAttr, ModifyError, MwBind,
+    MwType, Operation, PathMigState, Payload, PostError, QpAttr, QpCapabilities, QpHandle, QpInit, QpState,
+    QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, SourcePort, UdDestination, Verbs,
+    VerbsError, transition_rule,
 };
 
 fn endpoint() -> Endpoint {
@@ -179,6 +182,123 @@ fn posting_by_state() {
         assert_eq!(sent, if send_ok { Ok(()) } else { Err(PostError::WrongState(state)) });
         let recv_ok = state != QpState::Reset;
         assert_eq!(received, if recv_ok { Ok(()) } else { Err(PostError::WrongState(state)) });
+    }
+}
+
+/// One work request of each operation, as it must be posted: name, operation, whether it takes 8 bytes.
+fn operations(e: &mut Endpoint) -> Vec<(&'static str, Operation, bool)> {
+    let pd = e.alloc_pd().unwrap();
+    let region = Region::alloc(64).unwrap();
+    let fast = e.alloc_fast_mr(pd, &region).unwrap();
+    let mr = e.register(pd, &region, AccessFlags::ALL | AccessFlags::MW_BIND, None).unwrap();
+    let mw = e.alloc_mw(pd, MwType::Two).unwrap();
+    let remote = Remote { addr: 64, rkey: mr.rkey };
+    let access = AccessFlags::REMOTE_READ;
+    let bind = MwBind { mw: mw.handle, rkey: mw.rkey, mr: Some(mr.handle), addr: mr.iova, length: 8, access };
+    let register = FastRegister { mr: fast.handle, key: fast.rkey, offset: 0, length: 8, iova: 0, access };
+    let (placement, scope) = (FlushPlacement::Global, FlushScope::Range);
+    vec![
+        ("SEND", Operation::Send, true),
+        ("SEND with immediate", Operation::SendImm(Imm::new(1)), true),
+        ("SEND with invalidate", Operation::SendInvalidate(mw.rkey), true),
+        ("WRITE", Operation::Write(remote), true),
+        ("WRITE with immediate", Operation::WriteImm(remote, Imm::new(1)), true),
+        ("READ", Operation::Read(remote), true),
+        ("compare and swap", Operation::CompareSwap { remote, compare: 0, swap: 1 }, true),
+        ("fetch and add", Operation::FetchAdd { remote, add: 1 }, true),
+        ("ATOMIC WRITE", Operation::AtomicWrite(remote), true),
+        ("FLUSH", Operation::Flush { remote, length: 8, placement, scope }, false),
+        ("bind", Operation::BindMw(bind), false),
+        ("local invalidation", Operation::LocalInvalidate(mw.rkey), false),
+        ("fast registration", Operation::FastRegister(register), false),
+    ]
+}
+
+/// IBTA Vol 1 table 11-2 of what each service has; binds, invalidations and registrations are for connected ones.
+fn has(t: QpType, name: &str) -> bool {
+    match name {
+        "SEND" | "SEND with immediate" => true,
+        "WRITE" | "WRITE with immediate" | "bind" | "local invalidation" | "fast registration" => t != QpType::Ud,
+        _ => t == QpType::Rc,
+    }
+}
+
+/// Each operation on each transport in each state: the state is looked at first, then whether the transport has it.
+/// What is posted in ERR is flushed, once.
+#[test]
+fn every_operation_in_every_state_of_every_transport() {
+    for t in TYPES {
+        for state in REACHABLE {
+            let mut e = endpoint();
+            for (name, operation, eight) in operations(&mut e) {
+                let q = at(&mut e, t, state);
+                let sges = [Sge { length: 8, ..Sge::default() }];
+                let payload = Payload::Sges(if eight { &sges } else { &[] });
+                let pd = e.alloc_pd().unwrap();
+                let destination = (t == QpType::Ud).then(|| UdDestination {
+                    ah: e.create_ah(pd, av()).unwrap(),
+                    qpn: Qpn::new(99).unwrap(),
+                    qkey: QKey::new(7),
+                });
+                let wr = SendWr { wr_id: 1, operation, payload, flags: SendFlags::SIGNALED, destination };
+                let posted = e.post_send(q, &[wr]).map_err(|x| x.error);
+                let expected = match state {
+                    QpState::Reset | QpState::Init | QpState::Rtr => Err(PostError::WrongState(state)),
+                    _ if !has(t, name) => Err(PostError::WrongOperation),
+                    // It came here without ever having had a depth.
+                    QpState::Err if operation.awaits_response() => Err(PostError::NoReadDepth),
+                    _ => Ok(()),
+                };
+                assert_eq!(posted, expected, "{name} on {t:?} in {state:?}");
+                if state == QpState::Err && posted.is_ok() {
+                    let mut buf = [0; 5000];
+                    let medium = Medium::Udp;
+                    let ids = IdRule::Zero;
+                    let room = TxRoom { buf: &mut buf, headroom: 0, segments_max: 1, ids, medium };
+                    assert!(e.poll_transmit(Instant::ZERO, room).is_none());
+                    assert_eq!(e.query_qp(q).unwrap().queues.sends_outstanding, 0, "{name} on {t:?} is flushed");
+                }
+            }
+        }
+    }
+}
+
+/// The verbs of memory know no QP state; a bind of a type 1 window goes through the QP's.
+#[test]
+fn windows_are_bound_in_the_states_that_send() {
+    for t in TYPES {
+        for state in REACHABLE {
+            let mut e = endpoint();
+            let q = at(&mut e, t, state);
+            let pd = e.alloc_pd().unwrap();
+            let mw = e.alloc_mw(pd, MwType::One).unwrap();
+            let access = AccessFlags::NONE;
+            let bind = MwBind { mw: mw.handle, rkey: mw.rkey, mr: None, addr: 0, length: 0, access };
+            let bound = e.bind_mw(q, 1, bind, SendFlags::SIGNALED);
+            match state {
+                QpState::Reset | QpState::Init | QpState::Rtr => assert_eq!(bound, Err(PostError::WrongState(state))),
+                // A bind has no destination, which a datagram needs; that it is a bind is found first.
+                _ if t == QpType::Ud => assert_eq!(bound, Err(PostError::WrongOperation)),
+                _ => assert_eq!(bound.map(|key| key.get() >> 8), Ok(mw.rkey.get() >> 8)),
+            }
+            e.dealloc_mw(mw.handle).unwrap();
+            assert_eq!(e.bind_mw(q, 1, bind, SendFlags::SIGNALED), Err(PostError::InvalidHandle));
+        }
+    }
+}
+
+/// The numbers of `enum ibv_qp_type`; XRC is refused by name.
+#[test]
+fn xrc_is_refused_by_name() {
+    for (number, t) in [(1, QpType::Gsi), (2, QpType::Rc), (3, QpType::Uc), (4, QpType::Ud)] {
+        assert_eq!(QpType::from_verbs(number), Ok(t));
+    }
+    for number in [9, 10] {
+        let text = QpType::from_verbs(number).unwrap_err().to_string();
+        assert_eq!(text, "XRC, the extended reliable connection, is not supported by this device");
+    }
+    for number in [0, 5, 8, 11, 255, u32::MAX] {
+        assert!(matches!(QpType::from_verbs(number), Err(VerbsError::Unsupported(_))));
     }
 }
 

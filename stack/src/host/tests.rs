@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::device::sys::poll::{Watch, wait};
 use crate::engine::testing::{Side, engine};
-use crate::verbs::{Operation, QpTransition, WcStatus};
+use crate::verbs::{Operation, QpTransition, Remote, WcOpcode, WcStatus};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
@@ -112,6 +112,36 @@ fn two_threads_may_share_one_qp_and_one_cq() {
     });
     assert_eq!(sent, 2 * EACH);
     assert!(left.completed(&mut va).is_none());
+}
+
+#[test]
+fn a_window_is_bound_moved_and_closed_through_a_handle() {
+    let (a, b) = (host(), host());
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    let window = vb.alloc_mw(right.pd, MwType::One).unwrap();
+    let (mr, addr, access) = (Some(right.mr.handle), right.mr.iova, AccessFlags::REMOTE_WRITE);
+    let here = MwBind { mw: window.handle, rkey: window.rkey, mr, addr, length: 64, access };
+    let nowhere = MwBind { mr: None, length: 0, ..here };
+    left.region.write(0, b"through a window").unwrap();
+    let mut keys = Vec::new();
+    for (wr_id, bind) in [(1, here), (2, MwBind { addr: addr + 32, length: 32, ..here }), (3, nowhere)] {
+        keys.push(vb.bind_mw(right.qp, wr_id, bind, SendFlags::SIGNALED).unwrap());
+        let bound = wait_one(&right, &mut vb);
+        assert_eq!((bound.wr_id, bound.opcode, bound.status), (wr_id, WcOpcode::BindMw, WcStatus::Success));
+        if wr_id == 1 {
+            left.post(&mut va, 1, Operation::Write(Remote { addr, rkey: keys[0] }));
+            while left.completed(&mut va).is_none_or(|wc| wc.status != WcStatus::Success) {
+                vb.drive();
+            }
+            assert_eq!(&right.region.to_vec()[..16], b"through a window");
+        }
+    }
+    keys.dedup();
+    assert_eq!(keys.len(), 3, "each bind has a key of its own");
+    vb.deregister(right.mr.handle).unwrap();
+    vb.dealloc_mw(window.handle).unwrap();
+    assert_eq!(vb.bind_mw(right.qp, 4, nowhere, SendFlags::SIGNALED), Err(PostError::InvalidHandle));
 }
 
 #[test]
