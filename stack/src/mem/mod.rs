@@ -380,4 +380,6 @@ impl Entry {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
