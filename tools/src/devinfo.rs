@@ -156,6 +156,7 @@ fn text(info: &Info, verbose: bool) -> String {
         device("max_cq:", a.max_cq.to_string());
         device("max_cqe:", a.max_cqe.to_string());
         device("max_mr:", a.max_mr.to_string());
+        device("max_mw:", a.max_mw.to_string());
         device("max_pd:", a.max_pd.to_string());
         device("max_qp_rd_atom:", a.max_rd_atomic.to_string());
         device("max_qp_init_rd_atom:", a.max_rd_atomic.to_string());
@@ -220,6 +221,7 @@ struct Json<'a> {
     max_cq: u32,
     max_cqe: u32,
     max_mr: u32,
+    max_mw: u32,
     max_pd: u32,
     max_srq: u32,
     max_ah: u32,
@@ -256,6 +258,7 @@ impl<'a> Json<'a> {
             max_cq: a.max_cq,
             max_cqe: a.max_cqe,
             max_mr: a.max_mr,
+            max_mw: a.max_mw,
             max_pd: a.max_pd,
             max_srq: a.max_srq,
             max_ah: a.max_ah,
