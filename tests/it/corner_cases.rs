@@ -658,6 +658,27 @@ fn a_region_that_goes_away_in_mid_read_is_an_access_error() {
     assert_eq!(p.b.endpoint.query_qp(p.b.qp).unwrap().state, QpState::Err);
 }
 
+/// Both ends of a refused access can say which key and range it was, and what follows can name it.
+#[test]
+fn a_refused_access_is_explained_at_both_ends() {
+    let mut p = Pair::new(&Options::default());
+    let beyond = p.b.remote(p.b.mr.len);
+    p.a.send(1, Operation::Write(beyond), 0, 64);
+    p.a.send(2, Operation::Send, 0, 8);
+    p.settle();
+    let [refused, flushed] = p.a.completions().try_into().unwrap();
+    assert_eq!([refused.status, flushed.status], [WcStatus::RemoteAccess, WcStatus::WorkRequestFlushed]);
+    let what = format!("a WRITE of 64 bytes at {:#x} with rkey {}", beyond.addr, beyond.rkey);
+    let info = p.a.endpoint.query_qp(p.a.qp).unwrap();
+    let text = refused.explain(Some(&info)).to_string();
+    assert!(text.contains(&what) && text.contains("allow remote write"), "{text}");
+    let text = flushed.explain(Some(&info)).to_string();
+    assert!(text.contains("mend that first failure (check at the peer that rkey"), "{text}");
+    let error = p.b.endpoint.query_qp(p.b.qp).unwrap().last_error.unwrap();
+    assert_eq!((error.kind, error.status), (FailureKind::RefusedPeer, WcStatus::LocalAccess));
+    assert_eq!(error.request.unwrap().to_string(), what);
+}
+
 #[test]
 fn cq_overrun_is_an_event_and_ends_its_qps() {
     let mut p = Pair::new(&Options { cq_depth: 2, ..Options::default() });

@@ -137,13 +137,12 @@ impl Poller {
     }
 }
 
-/// `wc` itself if it succeeded, else what went wrong, with how often and how long it was tried.
+/// `wc` itself if it succeeded, else what went wrong, with how often and how long it was tried, and what to do.
 pub(crate) fn succeeded(v: &dyn Verbs, wc: &WorkCompletion, what: &str) -> Result<WorkCompletion, Failure> {
     if wc.status == WcStatus::Success {
         return Ok(*wc);
     }
-    let detail = v.query_qp(wc.qp).ok().and_then(|info| info.last_error);
+    let qp = v.query_qp(wc.qp).ok();
     let number = wc.status as u8;
-    let why = detail.map_or_else(|| wc.status.describe().to_owned(), |d| d.to_string());
-    Err(Failure::Failed(format!("{what} failed with status {number}: {why}")))
+    Err(Failure::Failed(format!("{what} failed with status {number}: {}", wc.explain(qp.as_ref()))))
 }

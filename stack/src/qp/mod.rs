@@ -9,6 +9,7 @@ mod assembly;
 mod completer;
 mod cx;
 mod emit;
+mod facts;
 mod migrate;
 mod modify;
 mod path;
@@ -424,7 +425,8 @@ impl Qp {
             Receiver::Rc(rc) => {
                 match rc.on_request(bits, request, &self.id, cx) {
                     Ok(accepted) if accepted.then_fail => {
-                        self.fail_receive(FailureKind::InvalidateFailed, None, packet, cx);
+                        let told = (None, WcStatus::RemoteInvalidRequest);
+                        self.fail_receive(FailureKind::InvalidateFailed, told, packet, cx);
                     }
                     Ok(_) => {}
                     Err(refusal) => {
@@ -453,12 +455,25 @@ impl Qp {
             Some(_) => FailureKind::LocalElement,
             None => FailureKind::RefusedPeer,
         };
-        self.fail_receive(kind, local, packet, cx);
+        let status = match code {
+            NakCode::RemoteAccessError => WcStatus::LocalAccess,
+            NakCode::RemoteOperationalError => WcStatus::LocalQpOperation,
+            _ => WcStatus::RemoteInvalidRequest,
+        };
+        self.fail_receive(kind, (local, status), packet, cx);
     }
 
-    fn fail_receive(&mut self, kind: FailureKind, local: Option<WcStatus>, packet: &Packet<'_>, cx: &mut Cx<'_>) {
-        let status = local.unwrap_or(WcStatus::RemoteInvalidRequest);
-        let detail = ErrorDetail { kind, status, psn: packet.psn, tries: 0, elapsed: Duration::ZERO };
+    /// `local` is the status of the receive WQE in hand, where the refusal has one for it; the other tells people what it
+    /// was without one.
+    fn fail_receive(
+        &mut self,
+        kind: FailureKind,
+        (local, told): (Option<WcStatus>, WcStatus),
+        packet: &Packet<'_>,
+        cx: &mut Cx<'_>,
+    ) {
+        let (status, request) = (local.unwrap_or(told), facts::of_peer(packet));
+        let detail = ErrorDetail { kind, status, psn: packet.psn, tries: 0, elapsed: Duration::ZERO, request };
         self.enter_error(detail, local.map(|s| (s, kind)), true, cx);
     }
 
@@ -508,7 +523,12 @@ impl Qp {
             if failed {
                 cx.events.push(AsyncEvent::QpAccessError(self.id.handle));
                 let (kind, status) = (FailureKind::RefusedPeer, WcStatus::LocalAccess);
-                self.enter_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
+                self.enter_error(
+                    ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO, request: None },
+                    None,
+                    true,
+                    cx,
+                );
             }
             self.answered = burst.is_some();
             return burst;
@@ -576,9 +596,11 @@ impl Qp {
             }
             cx.counters.retry_exceeded_err += 1;
         }
-        let (tries, since) = match &self.sender {
-            Sender::Connected(r) => (r.rnr_used.saturating_add(u32::from(r.retries_used) + 1), r.waiting_since),
-            Sender::Datagram(_) => (1, cx.now),
+        let (tries, since, queue) = match &self.sender {
+            Sender::Connected(r) => {
+                (r.rnr_used.saturating_add(u32::from(r.retries_used) + 1), r.waiting_since, &r.queue)
+            }
+            Sender::Datagram(d) => (1, cx.now, &d.queue),
         };
         let detail = ErrorDetail {
             kind: failure.kind,
@@ -586,6 +608,7 @@ impl Qp {
             psn: failure.psn,
             tries,
             elapsed: cx.now.saturating_since(since),
+            request: facts::of_send(queue, failure.psn),
         };
         match &mut self.sender {
             Sender::Connected(r) => r.fail(failure, &self.id, cx),
@@ -632,7 +655,12 @@ impl Qp {
         cx.events.push(AsyncEvent::QpFatal(self.id.handle));
         let (kind, status) = (FailureKind::CqOverrun, WcStatus::General);
         let psn = self.info().queues.unacked_psn;
-        self.enter_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, true, cx);
+        self.enter_error(
+            ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO, request: None },
+            None,
+            true,
+            cx,
+        );
     }
 
     fn set_state(&mut self, state: QpState) {

@@ -157,7 +157,12 @@ impl Qp {
         if to == QpState::Err {
             let (kind, status) = (FailureKind::Flushed, WcStatus::WorkRequestFlushed);
             let psn = self.info().queues.unacked_psn;
-            self.enter_error(ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO }, None, false, cx);
+            self.enter_error(
+                ErrorDetail { kind, status, psn, tries: 0, elapsed: Duration::ZERO, request: None },
+                None,
+                false,
+                cx,
+            );
             return;
         }
         if to == QpState::Reset {

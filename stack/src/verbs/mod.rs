@@ -6,6 +6,7 @@
 mod attr;
 mod error;
 mod event;
+mod explain;
 mod options;
 mod state;
 mod wc;
@@ -18,6 +19,7 @@ pub use attr::{
 };
 pub use error::{ModifyError, PostError, PostListError, VerbsError};
 pub use event::AsyncEvent;
+pub use explain::{Advice, Explanation, Reason, RequestFacts};
 pub use options::{MAX_READ_BYTES, QpOptions, SourceCheck, SourcePortCheck};
 pub use state::{Attr, AttrSet, QpState, check_transition, transition_rule};
 pub use wc::{ErrorDetail, FailureKind, WcData, WcOpcode, WcStatus, WorkCompletion};

@@ -1,6 +1,7 @@
 //! Work completions.
 
 use super::QpHandle;
+use super::explain::RequestFacts;
 use crate::time::Duration;
 use crate::types::{Imm, Psn, Qpn, Rkey};
 
@@ -183,11 +184,13 @@ pub struct ErrorDetail {
     pub tries: u32,
     /// From the first try to the verdict.
     pub elapsed: Duration,
+    /// What the request wanted, where that is known.
+    pub request: Option<RequestFacts>,
 }
 
 impl core::fmt::Display for ErrorDetail {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { kind, status, psn, tries, elapsed } = self;
+        let Self { kind, status, psn, tries, elapsed, request: _ } = self;
         let ms = elapsed.as_micros();
         let (whole, part) = (ms / 1000, ms % 1000);
         match kind {
