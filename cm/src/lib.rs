@@ -10,6 +10,7 @@
 //! | [`agent`] | all communications of an adapter, sans-IO: MADs and commands in, MADs and events out |
 //! | [`gsi`] | MADs over QP1 |
 //! | [`id`] | the front that programs use: addresses and ports, the calls and events of rdma_cm |
+//! | `hw` | the same front over librdmacm, for RDMA hardware (feature `hw`) |
 //! | [`policy`] | who may connect, how often, and what is written down |
 //! | [`pool`], [`reconnect`], [`drain`] | connections kept warm, when to try again, an orderly end |
 //! | [`matcher`] | which packet carries which message, for fault rules |
@@ -68,6 +69,8 @@ pub mod agent;
 pub mod comm;
 pub mod drain;
 pub mod gsi;
+#[cfg(feature = "hw")]
+pub mod hw;
 pub mod id;
 pub mod matcher;
 pub mod policy;

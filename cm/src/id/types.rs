@@ -169,7 +169,7 @@ pub struct IdEvent {
 
 impl IdEvent {
     /// An event of status 0 with nothing to say.
-    pub(super) fn new(id: IdHandle, kind: EventKind) -> Self {
+    pub(crate) fn new(id: IdHandle, kind: EventKind) -> Self {
         Self { id, listen_id: None, kind, status: 0, param: PeerParam::default(), attempt: None, ud: None }
     }
 

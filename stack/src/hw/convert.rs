@@ -86,7 +86,8 @@ pub(super) fn address(av: &AddressVector, port: u8) -> abi::AhAttr {
 }
 
 /// A path from the library.
-pub(super) fn address_from(a: &abi::AhAttr) -> AddressVector {
+#[must_use]
+pub fn address_from(a: &abi::AhAttr) -> AddressVector {
     AddressVector {
         dgid: Gid::from_bytes(a.grh.dgid.0),
         sgid_index: a.grh.sgid_index,

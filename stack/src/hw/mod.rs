@@ -26,7 +26,7 @@ mod ffi;
 mod post;
 mod verbs;
 
-pub use convert::qp_attr_from;
+pub use convert::{address_from, qp_attr_from};
 pub use error::OpenError;
 pub use ffi::Library;
 

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::Finding;
+use super::rules::CM_HARDWARE;
 use super::source::{Source, block_end};
 
 /// The modules of the stack that a connection manager may use: the API, its values, and the wire header it parses.
@@ -72,7 +73,9 @@ pub(super) fn earlier_groups(source: &Source, groups: &Groups) -> Vec<Finding> {
 /// Law 10: the connection manager sees only the verbs and their values.
 pub(super) fn cm_sees_verbs_only(source: &Source) -> Vec<Finding> {
     let uses = used_roots(source, "uroce::").into_iter();
-    uses.filter(|(at, used)| !source.in_test(*at) && !CM_MAY_USE.contains(&used.as_str()))
+    let hardware = source.path.starts_with(CM_HARDWARE);
+    let may = |used: &str| CM_MAY_USE.contains(&used) || hardware && used == "hw";
+    uses.filter(|(at, used)| !source.in_test(*at) && !may(used))
         .map(|(at, used)| {
             let fix = format!(
                 "cm uses `uroce::{used}`: it may see {} (an edge or a driver belongs to the caller)",
