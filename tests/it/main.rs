@@ -9,6 +9,7 @@ mod duo;
 mod ether;
 mod flush;
 mod goals;
+mod guessing;
 mod hostile;
 mod known_bugs;
 mod large;
