@@ -3,6 +3,7 @@
 //! Owns the sequences of calls and events, and their failures in words. Never touches data.
 
 use core::net::{IpAddr, SocketAddr};
+use core::ops::{Deref, DerefMut};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -42,27 +43,67 @@ impl From<IdError> for Failure {
     }
 }
 
+/// Who makes the connections.
+enum Front {
+    /// We do, over QP1.
+    Software(Box<Cm>),
+    /// The kernel, for its hardware.
+    #[cfg(feature = "hw")]
+    Hardware(Box<uroce_cm::hw::HwCm>),
+}
+
+impl Front {
+    fn of(v: &mut Handle) -> Result<Self, Failure> {
+        #[cfg(feature = "hw")]
+        if v.is_hardware() {
+            return Ok(Self::Hardware(Box::new(crate::hardware::connection_manager()?)));
+        }
+        let rng = Rng::from_seed(system_seed()?);
+        let mut config = CmConfig::default();
+        config.agent.retry = RETRY;
+        Ok(Self::Software(Box::new(Cm::new(v, config, rng).map_err(Failure::failed)?)))
+    }
+}
+
+impl Deref for Front {
+    type Target = dyn RdmaCm;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Software(cm) => &**cm,
+            #[cfg(feature = "hw")]
+            Self::Hardware(cm) => &**cm,
+        }
+    }
+}
+
+impl DerefMut for Front {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        match self {
+            Self::Software(cm) => &mut **cm,
+            #[cfg(feature = "hw")]
+            Self::Hardware(cm) => &mut **cm,
+        }
+    }
+}
+
 /// The connection manager of an endpoint.
 pub(crate) struct Connections {
-    cm: Cm,
+    cm: Front,
     waiting: VecDeque<IdEvent>,
     /// Where others look at the ids.
     board: CmBoard,
 }
 
 impl Connections {
-    /// Takes QP1 of the endpoint.
+    /// Takes QP1 of the endpoint, or asks the kernel, whose it is on hardware.
     pub(crate) fn new(v: &mut Handle) -> Result<Self, Failure> {
-        let rng = Rng::from_seed(system_seed()?);
-        let mut config = CmConfig::default();
-        config.agent.retry = RETRY;
-        let cm = Cm::new(v, config, rng).map_err(Failure::failed)?;
-        Ok(Self { cm, waiting: VecDeque::new(), board: CmBoard::new(v) })
+        Ok(Self { cm: Front::of(v)?, waiting: VecDeque::new(), board: CmBoard::new(v) })
     }
 
     /// The connection manager itself, for commands with sequences of their own.
     pub(crate) fn front(&mut self) -> &mut dyn RdmaCm {
-        &mut self.cm
+        &mut *self.cm
     }
 
     /// Listens on `addr`.
@@ -210,7 +251,12 @@ impl Connections {
             self.cm.on_async_event(v, &event);
         }
         while self.cm.poll(v.now(), v)? {}
-        self.board.publish(&self.cm, v);
+        // Of the kernel's connections it tells by itself: `rdma resource show cm_id`.
+        match &self.cm {
+            Front::Software(cm) => self.board.publish(cm, v),
+            #[cfg(feature = "hw")]
+            Front::Hardware(_) => {}
+        }
         Ok(())
     }
 
@@ -221,8 +267,12 @@ impl Connections {
     /// Sleeps until QP1 has something, the connection manager's timer is due or `max` passes.
     pub(crate) fn rest(&mut self, v: &mut Handle, max: Duration) -> Result<(), Failure> {
         let due = self.cm.poll_timeout().map(|at| at.saturating_since(v.now()));
-        let cq = self.cm.gsi().cq();
-        v.wait_cq(cq, Some(due.map_or(max, |due| due.min(max))))?;
+        let time = due.map_or(max, |due| due.min(max));
+        match &self.cm {
+            Front::Software(cm) => v.wait_cq(cm.gsi().cq(), Some(time)).map(|_| ())?,
+            #[cfg(feature = "hw")]
+            Front::Hardware(cm) => cm.wait(time),
+        }
         Ok(())
     }
 

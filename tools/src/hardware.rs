@@ -14,15 +14,17 @@ pub(crate) struct HwArg {
 }
 
 #[cfg(feature = "hw")]
-pub(crate) use self::built::{Hardware, interface, names, open};
+pub(crate) use self::built::{Hardware, connection_manager, interface, names, open};
 #[cfg(not(feature = "hw"))]
 pub(crate) use self::not_built::{Hardware, interface, names, open};
 
 #[cfg(feature = "hw")]
 mod built {
     use uroce::hw::{HwDevice, Library, OpenError, device_names};
+    use uroce_cm::hw::{CmLibrary, HwCm};
 
     use super::{Failure, HwArg};
+    use crate::node::Endpoint;
     use crate::wrap;
 
     /// An opened device.
@@ -30,6 +32,14 @@ mod built {
 
     /// Another file in place of libibverbs.so.1.
     const LIBRARY: &str = "UROCE_LIBIBVERBS";
+    /// Another file in place of librdmacm.so.1.
+    const CM_LIBRARY: &str = "UROCE_LIBRDMACM";
+
+    impl Endpoint for HwDevice {
+        fn is_hardware(&self) -> bool {
+            true
+        }
+    }
 
     impl From<OpenError> for Failure {
         fn from(error: OpenError) -> Self {
@@ -50,6 +60,15 @@ mod built {
             Ok(file) => Library::load_from(&file),
             Err(_) => Library::load(),
         }
+    }
+
+    /// The kernel's connection manager.
+    pub(crate) fn connection_manager() -> Result<HwCm, Failure> {
+        let library = match std::env::var(CM_LIBRARY) {
+            Ok(file) => CmLibrary::load_from(&file)?,
+            Err(_) => CmLibrary::load()?,
+        };
+        Ok(HwCm::new(&library)?)
     }
 
     /// The devices of this machine.

@@ -46,8 +46,20 @@ pub(crate) fn idle_engine(device: &DeviceArg) -> Result<Engine<Box<dyn Device>>,
     Ok(Engine::open(open_device(device)?)?)
 }
 
+/// An endpoint as commands use it.
+pub(crate) trait Endpoint: WaitVerbs {
+    /// Whether it is RDMA hardware, whose connections the kernel makes.
+    fn is_hardware(&self) -> bool;
+}
+
+impl Endpoint for host::Handle {
+    fn is_hardware(&self) -> bool {
+        false
+    }
+}
+
 /// The verbs of an endpoint, whichever device it is on.
-pub(crate) type Handle = dyn WaitVerbs;
+pub(crate) type Handle = dyn Endpoint;
 
 /// An endpoint on a device, driven by whoever waits, or hardware, which drives itself.
 pub(crate) struct Node(Kind);
