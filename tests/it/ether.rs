@@ -18,6 +18,7 @@ use uroce::burst::{Medium, RxIds, TxBurst};
 use uroce::device::af_packet::{AfPacket, AfPacketConfig};
 use uroce::device::netlink::{InterfaceFacts, Netlink};
 use uroce::device::pnet::PnetDevice;
+use uroce::device::udp::UdpDevice;
 use uroce::device::{Device, DeviceError, enter_netns};
 use uroce::time::Instant;
 use uroce::types::{MacAddr, PathMtu};
@@ -447,6 +448,38 @@ fn pnet_talks_to_af_packet() {
         let back = flow(address(y), address(x));
         send(&mut b, now(), back, &packet(2));
         assert_eq!(until(&mut b, &mut a, 1)[0].bytes, packet(2));
+    }
+}
+
+/// An ICMP message, true or forged, makes the kernel believe in a small path MTU. A packet cannot be made shorter, so it is
+/// sent all the same.
+#[test]
+fn a_udp_device_believes_in_no_learned_path_mtu() {
+    let lab = Lab::new();
+    for (from, to) in [("10.77.0.1", "10.77.0.2"), ("fd77::1", "fd77::2")] {
+        // What the kernel makes of the message: the route to this peer carries less (IPv6 never less than 1280).
+        let learned = format!("-n {} route replace {to} dev v0 mtu 1280", lab.a);
+        ip(&if from.contains(':') { learned.replace("-n", "-6 -n") } else { learned });
+        let (src, dst) = (address(from), address(to));
+        let mut a = inside(&lab.a, || UdpDevice::open(src).unwrap());
+        let mut b = inside(&lab.b, || UdpDevice::open(dst).unwrap());
+        let flow = Flow { src_port: a.source_ports().first().copied().unwrap_or(0xC077), ..flow(src, dst) };
+        let packet = vec![0x5a; 2000];
+        let end = now() + Duration::from_secs(5);
+        let mut came = Vec::new();
+        while came.is_empty() && now() < end {
+            let mut once = Some(());
+            a.transmit(now(), 1, &mut |room| {
+                once.take()?;
+                room.buf[room.headroom..room.headroom + packet.len()].copy_from_slice(&packet);
+                let len = packet.len();
+                Some(TxBurst { flow, len: room.headroom + len, segment: len, segments: 1 })
+            })
+            .unwrap();
+            b.wait(Some(Duration::from_millis(50))).unwrap();
+            came = take(&mut b);
+        }
+        assert_eq!(came.first().map(|got| got.bytes.len()), Some(2000), "{from}: lost {:?}", a.lost());
     }
 }
 

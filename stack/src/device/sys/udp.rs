@@ -297,12 +297,15 @@ fn sockaddr(to: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
 /// Sets what an unprivileged RoCEv2 socket needs: don't fragment (which also makes the IPv4 identification 0), and on
 /// every datagram received its destination, marks and hop limit.
 ///
+/// "Probe" is "don't fragment" that does not believe in the path MTU which the kernel has learned: anyone can forge the
+/// ICMP message that it learns from, and a packet cannot be made shorter here anyway.
+///
 /// # Errors
 /// The system's answer.
 pub(crate) fn prepare(fd: BorrowedFd<'_>, v6: bool, class: u8, hops: u8) -> io::Result<()> {
     use libc::{IPPROTO_IP, IPPROTO_IPV6};
     if v6 {
-        set_int(fd, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+        set_int(fd, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
         set_int(fd, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
         set_int(fd, IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         set_int(fd, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
@@ -311,7 +314,7 @@ pub(crate) fn prepare(fd: BorrowedFd<'_>, v6: bool, class: u8, hops: u8) -> io::
         set_int(fd, IPPROTO_IPV6, libc::IPV6_TCLASS, class.into())?;
         return set_int(fd, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, hops.into());
     }
-    set_int(fd, IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+    set_int(fd, IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
     set_int(fd, IPPROTO_IP, libc::IP_PKTINFO, 1)?;
     set_int(fd, IPPROTO_IP, libc::IP_RECVTOS, 1)?;
     set_int(fd, IPPROTO_IP, libc::IP_RECVTTL, 1)?;
