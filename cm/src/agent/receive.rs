@@ -201,6 +201,11 @@ impl Agent {
         if self.not_there_yet(handle, rej.reason) {
             return;
         }
+        // A refusal of our REQ that comes late must not end what came of a later one between equals.
+        let asked = self.tables.comms.get(handle).is_some_and(|c| matches!(c.state, State::ReqSent(_)));
+        if rej.message == RejectedMessage::Req && !asked {
+            return self.out_of_place(cx);
+        }
         let timewait = match self.verdict(handle, Incoming::Rej(rej.reason)) {
             Verdict::End => false,
             Verdict::TimeWait => true,

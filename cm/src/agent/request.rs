@@ -26,11 +26,11 @@ pub(super) enum NoListener {
 impl Agent {
     pub(super) fn on_req(&mut self, cx: &Arrived<'_>, req: &Req) {
         if let Some(handle) = self.tables.by_remote_id((cx.from.remote, req.ca_guid), req.local_comm_id) {
-            let same = self
-                .tables
-                .comms
-                .get(handle)
-                .is_some_and(|c| c.transaction == cx.transaction() && c.remote_qpn == Some(req.local_qpn));
+            let same = self.tables.comms.get(handle).is_some_and(|c| {
+                // Between equals, the REQ of the side that became passive may come last of all.
+                let crossed = c.role == Role::Active;
+                (crossed || c.transaction == cx.transaction()) && c.remote_qpn == Some(req.local_qpn)
+            });
             if same {
                 self.on_duplicate(cx, handle, Incoming::Req);
                 return;

@@ -4,8 +4,11 @@
 //! there may be many: the peer's QP is kept as a fingerprint keyed by the seed. Two QPs with one fingerprint (of 2^64)
 //! would make one wait for the other, which harms nobody.
 
+use core::hash::Hasher;
+use core::num::NonZeroU64;
 use std::collections::{BTreeSet, BinaryHeap};
 
+use siphasher::sip::SipHasher13;
 use uroce::rng::Rng;
 use uroce::time::Instant;
 use uroce::types::Qpn;
@@ -19,7 +22,7 @@ struct Record {
     due: Instant,
     comm: CommId,
     /// Fingerprint of the peer's QP.
-    remote: Option<core::num::NonZeroU64>,
+    remote: Option<NonZeroU64>,
     local_qpn: Option<Qpn>,
 }
 
@@ -38,7 +41,7 @@ impl PartialOrd for Record {
 /// All connections that wait.
 pub(super) struct TimeWait {
     records: BinaryHeap<Record>,
-    remote: BTreeSet<core::num::NonZeroU64>,
+    remote: BTreeSet<NonZeroU64>,
     local: BTreeSet<u32>,
     key: [u64; 2],
     limit: usize,
@@ -50,7 +53,7 @@ impl TimeWait {
             records: BinaryHeap::new(),
             remote: BTreeSet::new(),
             local: BTreeSet::new(),
-            key: [rng.next_u64(), rng.next_u64() | 1],
+            key: [rng.next_u64(), rng.next_u64()],
             limit,
         }
     }
@@ -105,23 +108,14 @@ impl TimeWait {
         Some(record.comm)
     }
 
-    fn fingerprint(&self, (gid, guid): Peer, qpn: Qpn) -> core::num::NonZeroU64 {
+    fn fingerprint(&self, (gid, guid): Peer, qpn: Qpn) -> NonZeroU64 {
         let [a, b] = self.key;
-        let gid = u128::from_be_bytes(gid.to_bytes());
-        let mut hash = a;
-        let (high, low) = (halves(gid).0, halves(gid).1);
-        for word in [high, low, guid.get(), u64::from(qpn.get())] {
-            let (high, low) = halves(u128::from(hash ^ word) * u128::from(b));
-            hash = high ^ low.rotate_left(23) ^ b.rotate_left(7);
-        }
-        core::num::NonZeroU64::new(hash).unwrap_or(core::num::NonZeroU64::MIN)
+        let mut hasher = SipHasher13::new_with_keys(a, b);
+        hasher.write(&gid.to_bytes());
+        hasher.write_u64(guid.get());
+        hasher.write_u32(qpn.get());
+        NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MIN)
     }
-}
-
-/// The two halves of 128 bits.
-fn halves(v: u128) -> (u64, u64) {
-    let [a, b, c, d, e, f, g, h, low @ ..] = v.to_be_bytes();
-    (u64::from_be_bytes([a, b, c, d, e, f, g, h]), u64::from_be_bytes(low))
 }
 
 #[cfg(test)]

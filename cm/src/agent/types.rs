@@ -46,9 +46,9 @@ pub enum Overflow {
 pub struct Limits {
     /// Communications of every kind, TIMEWAIT apart.
     pub comms: usize,
-    /// Passive communications that are not established.
+    /// Passive communications that are not established: 2,048 by default, which fit 2 MiB with the events that tell of them.
     pub half_open: usize,
-    /// Records of TIMEWAIT; beyond, the oldest is forgotten.
+    /// Records of TIMEWAIT; beyond, the oldest is forgotten. 65,536 by default, which fit 4 MiB.
     pub timewait: usize,
     /// Listeners.
     pub listeners: usize,
@@ -66,7 +66,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             comms: 65_536,
-            half_open: 4096,
+            half_open: 2048,
             timewait: 65_536,
             listeners: 4096,
             backlog: 65_536,

@@ -168,10 +168,10 @@ fn ten_thousand_half_open_connections_are_bounded() {
         };
         feed(&mut agent, req);
         let refused = matches!(answer(&mut agent), Some(Message::Rej(r)) if r.reason == RejReason::NoResources);
-        assert_eq!(refused, n >= 4096);
+        assert_eq!(refused, n >= 2048);
     }
-    assert_eq!((agent.half_open(), agent.communications()), (4096, 4096));
-    assert_eq!(agent.counters().overflows, 10_000 - 4096);
+    assert_eq!((agent.half_open(), agent.communications()), (2048, 2048));
+    assert_eq!(agent.counters().overflows, 10_000 - 2048);
     // Refused by the consumer, they are gone.
     while let Some(event) = agent.poll_event() {
         let CmEvent::ConnectRequest(r) = event else { panic!() };

@@ -3,6 +3,7 @@
 #![allow(clippy::float_arithmetic)]
 
 mod connect;
+mod faults;
 mod hostile;
 mod lap;
 mod loss;

@@ -9,7 +9,7 @@ use uroce_cm::agent::{
     AcceptParams, AddressFilter, ConnectParams, Failover, MadAddress, OutgoingMad, ResolveParams, ServiceAnswer,
 };
 use uroce_cm::comm::{ConnectionTerms, Path, SidrId};
-use uroce_cm::wire::{AprStatus, Mad, MadKind, PortSpace, ServiceId, SidrStatus, TransportService};
+use uroce_cm::wire::{AprStatus, Mad, MadKind, PortSpace, RejReason, ServiceId, SidrStatus, TransportService};
 use uroce_cm::{Agent, CmEvent, CommId, Config, RetryPolicy};
 
 pub(crate) const A: usize = 0;
@@ -45,6 +45,33 @@ pub(crate) enum Fault {
     Drop,
     Duplicate,
     Delay(Duration),
+    /// It arrives, and a copy of it that much later.
+    Echo(Duration),
+}
+
+/// What a consumer does by itself once it is established.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deed {
+    Disconnect,
+    OfferPath,
+}
+
+/// How a consumer behaves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Consumer {
+    /// How long it thinks before each answer.
+    pub(crate) think: Duration,
+    /// It refuses what it is asked: a REQ, a REP, a path, a service.
+    pub(crate) refuses: bool,
+    /// What it does how long after it is established.
+    pub(crate) then: &'static [(u64, Deed)],
+}
+
+/// What a consumer has yet to do.
+#[derive(Clone, Debug)]
+enum Plan {
+    Answer(CmEvent),
+    Do(CommId, Deed),
 }
 
 /// Rates of a hostile link.
@@ -66,12 +93,16 @@ pub(crate) struct Pair {
     pub(crate) terms: [Vec<(CommId, ConnectionTerms)>; 2],
     /// Whether the consumers answer REQ, REP and DREQ at once.
     pub(crate) answers: [bool; 2],
+    pub(crate) consumers: [Consumer; 2],
     pub(crate) rates: Rates,
     faults: Vec<(usize, MadKind, usize, Fault)>,
     flying: BTreeMap<(Instant, u64), (usize, OutgoingMad)>,
+    plans: BTreeMap<(Instant, u64), (usize, Plan)>,
+    /// Communications between equals, with their QPs.
+    meetings: Vec<(usize, CommId, Qpn)>,
     count: u64,
     rng: Rng,
-    next_qpn: u32,
+    pub(crate) next_qpn: u32,
 }
 
 impl Pair {
@@ -88,9 +119,12 @@ impl Pair {
             events: Default::default(),
             terms: Default::default(),
             answers: [true; 2],
+            consumers: [Consumer::default(); 2],
             rates: Rates::default(),
             faults: Vec::new(),
             flying: BTreeMap::new(),
+            plans: BTreeMap::new(),
+            meetings: Vec::new(),
             count: 0,
             rng,
             next_qpn: 0x100,
@@ -121,9 +155,28 @@ impl Pair {
     }
 
     pub(crate) fn accept(&mut self, side: usize, comm: CommId) {
-        let params = AcceptParams { local_qpn: self.fresh_qpn(), ..accept_params() };
-        let terms = self.agents[side].accept(self.now, comm, &params).unwrap();
-        self.terms[side].push((comm, terms));
+        assert!(self.try_accept(side, comm));
+    }
+
+    /// With the QP that our own REQ named, if there was one.
+    fn try_accept(&mut self, side: usize, comm: CommId) -> bool {
+        let own = self.meetings.iter().find(|(s, c, _)| (*s, *c) == (side, comm)).map(|m| m.2);
+        let local_qpn = own.unwrap_or_else(|| self.fresh_qpn());
+        let params = AcceptParams { local_qpn, ..accept_params() };
+        match self.agents[side].accept(self.now, comm, &params) {
+            Ok(terms) => self.terms[side].push((comm, terms)),
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Asks an equal, who asks too.
+    pub(crate) fn meet(&mut self, side: usize) -> CommId {
+        let local_qpn = self.fresh_qpn();
+        let params = ConnectParams { peer_to_peer: true, local_qpn, ..connect_params(side) };
+        let comm = self.agents[side].connect(self.now, &params).unwrap();
+        self.meetings.push((side, comm, local_qpn));
+        comm
     }
 
     /// Asks the other side for its datagram service.
@@ -138,13 +191,21 @@ impl Pair {
         loop {
             self.pump();
             let next = self.flying.first_key_value().map(|((at, _), _)| *at);
+            let planned = self.plans.first_key_value().map(|((at, _), _)| *at);
             let timers = self.agents.iter().filter_map(Agent::poll_timeout);
-            let Some(next) = timers.chain(next).min().filter(|at| *at <= end) else { break };
+            let Some(next) = timers.chain(next).chain(planned).min().filter(|at| *at <= end) else { break };
             self.now = self.now.max(next);
             while let Some(entry) = self.flying.first_entry().filter(|e| e.key().0 <= self.now) {
                 let (from, mad) = entry.remove();
                 let address = MadAddress { local: mad.to.remote, remote: mad.to.local };
                 self.agents[1 - from].handle_mad(self.now, address, &mad.bytes);
+            }
+            while let Some(entry) = self.plans.first_entry().filter(|e| e.key().0 <= self.now) {
+                let (side, plan) = entry.remove();
+                match plan {
+                    Plan::Answer(event) => self.answer(side, &event),
+                    Plan::Do(comm, deed) => self.perform(side, comm, deed),
+                }
             }
             for agent in &mut self.agents {
                 agent.handle_timeout(self.now);
@@ -178,17 +239,74 @@ impl Pair {
         if !self.answers[side] {
             return;
         }
-        match event {
-            CmEvent::ConnectRequest(req) => self.accept(side, req.comm),
-            CmEvent::Reply(reply) => self.agents[side].confirm(reply.comm, b"").unwrap(),
-            CmEvent::DisconnectRequested { comm, .. } => self.agents[side].disconnect(self.now, *comm, b"").unwrap(),
+        if let CmEvent::Established { comm, .. } = event {
+            self.plan_deeds(side, *comm);
+        }
+        let think = self.consumers[side].think;
+        if think == Duration::ZERO {
+            self.answer(side, event);
+        } else {
+            self.plan(think, side, Plan::Answer(event.clone()));
+        }
+    }
+
+    fn plan(&mut self, after: Duration, side: usize, plan: Plan) {
+        self.count += 1;
+        self.plans.insert((self.now + after, self.count), (side, plan));
+    }
+
+    fn plan_deeds(&mut self, side: usize, comm: CommId) {
+        for (after, deed) in self.consumers[side].then {
+            self.plan(ms(*after), side, Plan::Do(comm, *deed));
+        }
+    }
+
+    /// A consumer that thought for a while may find that what it was asked is over: then it is refused, and that is fine.
+    fn answer(&mut self, side: usize, event: &CmEvent) {
+        let (now, late) = (self.now, self.consumers[side].think > Duration::ZERO);
+        let refuses = self.consumers[side].refuses;
+        let done = match event {
+            CmEvent::ConnectRequest(req) if refuses => self.refuse(side, req.comm),
+            CmEvent::Reply(reply) if refuses => self.refuse(side, reply.comm),
+            CmEvent::ConnectRequest(req) => self.try_accept(side, req.comm),
+            CmEvent::Reply(reply) => self.agents[side].confirm(reply.comm, b"").is_ok(),
+            CmEvent::DisconnectRequested { comm, .. } => self.agents[side].disconnect(now, *comm, b"").is_ok(),
             CmEvent::PathOffered(offer) => {
-                self.agents[side].answer_alternate(offer.comm, AprStatus::Success, b"", b"").unwrap();
+                let status = if refuses { AprStatus::Rejected } else { AprStatus::Success };
+                self.agents[side].answer_alternate(offer.comm, status, b"", b"").is_ok()
             }
             CmEvent::ServiceRequest(req) => {
-                self.agents[side].answer_service(self.now, req.sidr, &service_answer()).unwrap();
+                let refusal = ServiceAnswer::refusal(SidrStatus::Rejected);
+                let answer = if refuses { refusal } else { service_answer() };
+                self.agents[side].answer_service(now, req.sidr, &answer).is_ok()
             }
-            _ => {}
+            _ => true,
+        };
+        // A consumer that parts by itself has answered that with its own wish.
+        let parting = matches!(event, CmEvent::DisconnectRequested { .. } | CmEvent::PathOffered(_));
+        assert!(done || late || parting, "an answer at once is in time: {event:?}");
+        if let CmEvent::Reply(reply) = event
+            && done
+            && !refuses
+        {
+            self.plan_deeds(side, reply.comm);
+        }
+    }
+
+    fn refuse(&mut self, side: usize, comm: CommId) -> bool {
+        self.agents[side].reject(comm, RejReason::ConsumerDefined, b"", b"no").is_ok()
+    }
+
+    fn perform(&mut self, side: usize, comm: CommId, deed: Deed) {
+        // The peer may have been faster, whatever it is.
+        match deed {
+            Deed::Disconnect => {
+                let _ = self.agents[side].disconnect(self.now, comm, b"");
+            }
+            Deed::OfferPath => {
+                let path = Path { flow_label: 0x777, ..Path::new(gid(side), gid(1 - side)) };
+                let _ = self.agents[side].offer_alternate(self.now, comm, &path, b"");
+            }
         }
     }
 
@@ -204,6 +322,10 @@ impl Pair {
             Some(Fault::Drop) => return,
             Some(Fault::Duplicate) => copies = 2,
             Some(Fault::Delay(d)) => delay = d,
+            Some(Fault::Echo(d)) => {
+                self.count += 1;
+                self.flying.insert((self.now + delay + d, self.count), (side, mad.clone()));
+            }
             None => {}
         }
         if self.rng.chance(self.rates.loss) {
