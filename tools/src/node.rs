@@ -15,7 +15,8 @@ use uroce::device::udp::UdpDevice;
 use uroce::engine::Engine;
 use uroce::host::{self, Host};
 use uroce::inspect::Inspector;
-use uroce::verbs::WaitVerbs;
+use uroce::types::Gid;
+use uroce::verbs::{GidEntry, WaitVerbs};
 use uroce::wire::Flow;
 
 use crate::device_arg::DeviceArg;
@@ -135,6 +136,24 @@ impl Drop for Node {
     }
 }
 
+/// The entry of the GID table that was asked for, or else the first IPv4 one, or else the first of any kind: on uroce's own
+/// devices entry 0, on hardware, whose tables begin with link-local and RoCE v1 entries, another.
+pub(crate) fn gid(gids: &[GidEntry], wanted: Option<u8>) -> Result<(u8, Gid), Failure> {
+    let usable: Vec<(u8, Gid)> =
+        (0..=u8::MAX).zip(gids).filter(|(_, entry)| entry.is_usable()).map(|(i, entry)| (i, entry.gid)).collect();
+    let found = match wanted {
+        Some(index) => usable.iter().find(|(i, _)| *i == index),
+        None => usable.iter().find(|(_, gid)| gid.ip().is_ipv4()).or(usable.first()),
+    };
+    found.copied().ok_or_else(|| match wanted {
+        Some(index) => {
+            let n = gids.len();
+            Failure::Usage(format!("the device has {n} GIDs; index {index} is not there, or not of RoCE v2"))
+        }
+        None => Failure::Environment("the device has no GID of RoCE v2; its interface needs an address".into()),
+    })
+}
+
 /// The addresses of `host`, a name or an address.
 pub(crate) fn resolve(host: &str) -> Result<IpAddr, Failure> {
     // A link-local address may carry its interface.
@@ -170,6 +189,8 @@ fn beside(local: IpAddr, peer: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
+    use uroce::verbs::GidType;
+
     use super::*;
 
     #[test]
@@ -177,6 +198,21 @@ mod tests {
         let towards = |host| device_towards(host).unwrap().to_string();
         assert_eq!(towards("127.0.0.1"), "udp:127.0.0.2");
         assert_eq!(towards("127.0.0.2"), "udp:127.0.0.1");
+    }
+
+    #[test]
+    fn a_gid_is_chosen_as_asked_or_ipv4_first() {
+        let entry = |ip: &str, gid_type| GidEntry { gid: ip.parse::<IpAddr>().unwrap().into(), gid_type };
+        let v6 = entry("fe80::1", GidType::RoceV2);
+        let gids = [v6, entry("10.77.0.1", GidType::RoceV1), entry("10.77.0.1", GidType::RoceV2)];
+        let index = |gids: &[GidEntry], wanted| gid(gids, wanted).map(|(index, _)| index);
+        assert_eq!(index(&gids, None).unwrap(), 2);
+        assert_eq!(index(&gids[..1], None).unwrap(), 0);
+        assert_eq!(index(&gids, Some(0)).unwrap(), 0);
+        assert_eq!(index(&gids, Some(1)).unwrap_err().code(), 2, "RoCE v1");
+        let told = index(&gids, Some(3)).unwrap_err().to_string();
+        assert_eq!(told, "the device has 3 GIDs; index 3 is not there, or not of RoCE v2");
+        assert_eq!(index(&[], None).unwrap_err().code(), 4);
     }
 
     #[test]

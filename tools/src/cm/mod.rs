@@ -78,7 +78,7 @@ impl Ends {
 
     /// The address that a server listens on: as said, else all of the family of the device's first address.
     fn listen_on(&self, v: &Handle, port: u16) -> SocketAddr {
-        let own = v.query_gids().first().map_or(IpAddr::from([0, 0, 0, 0]), |entry| entry.gid.ip());
+        let own = node::gid(&v.query_gids(), None).map_or(IpAddr::from([0, 0, 0, 0]), |(_, gid)| gid.ip());
         let any = if own.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0u16; 8]) };
         SocketAddr::new(self.bind.unwrap_or(any), port)
     }

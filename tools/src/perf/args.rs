@@ -146,9 +146,9 @@ pub(crate) struct PerfArgs {
     /// A completion every this many sends
     #[arg(short = 'Q', long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     cq_mod: u32,
-    /// Index in the GID table
-    #[arg(short = 'x', long, default_value_t = 0)]
-    pub(super) gid_index: u8,
+    /// Index in the GID table [default: the first IPv4 one, or else the first]
+    #[arg(short = 'x', long)]
+    pub(super) gid_index: Option<u8>,
     /// READs and atomics outstanding a QP
     #[arg(short, long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..=128))]
     outs: u8,

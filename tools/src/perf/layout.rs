@@ -29,7 +29,7 @@ pub(super) struct End {
 }
 
 /// The lines above the table.
-pub(super) fn preamble(args: &PerfArgs, device: &str, mtu: usize) -> String {
+pub(super) fn preamble(args: &PerfArgs, device: &str, gid_index: u8, mtu: usize) -> String {
     let mut text = String::new();
     let mut line = |t: &str| {
         text.push_str(t);
@@ -52,7 +52,7 @@ pub(super) fn preamble(args: &PerfArgs, device: &str, mtu: usize) -> String {
     }
     line(&format!(" Mtu             : {mtu}[B]"));
     line(" Link type       : Ethernet");
-    line(&format!(" GID index       : {}", args.gid_index));
+    line(&format!(" GID index       : {gid_index}"));
     if args.operation.is_one_sided_fetch() {
         line(&format!(" Outstand reads  : {}", args.outstanding_reads()));
     } else {

@@ -77,6 +77,7 @@ fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
 struct Test<'a> {
     args: &'a PerfArgs,
     device: DeviceArg,
+    gid_index: u8,
     gid: Gid,
     connections: Connections,
     ids: Vec<IdHandle>,
@@ -93,11 +94,8 @@ enum Figures {
 
 impl<'a> Test<'a> {
     fn new(args: &'a PerfArgs, device: DeviceArg, v: &mut Handle, out: &'a mut Output) -> Result<Self, Failure> {
-        let gids = v.query_gids();
-        let gid = gids.get(usize::from(args.gid_index)).map(|entry| entry.gid).ok_or_else(|| {
-            Failure::Usage(format!("the device has {} GIDs; index {} is not there", gids.len(), args.gid_index))
-        })?;
-        Ok(Self { args, device, gid, connections: Connections::new(v)?, ids: Vec::new(), out })
+        let (gid_index, gid) = node::gid(&v.query_gids(), args.gid_index)?;
+        Ok(Self { args, device, gid_index, gid, connections: Connections::new(v)?, ids: Vec::new(), out })
     }
 
     fn plan(&self, size: u64) -> Plan {
@@ -213,7 +211,7 @@ impl<'a> Test<'a> {
     fn preamble(&mut self, v: &Handle, ends: &[(End, End)]) -> Result<(), Failure> {
         let mtu = self.args.mtu.map_or(v.query_port().active_mtu.bytes(), |m| usize::try_from(m).unwrap_or(0));
         let device = self.device.to_string();
-        self.text(layout::preamble(self.args, &device, mtu))?;
+        self.text(layout::preamble(self.args, &device, self.gid_index, mtu))?;
         for (local, remote) in ends {
             self.text(layout::address("local", local))?;
             self.text(layout::address("remote", remote))?;

@@ -173,7 +173,7 @@ struct Served {
 }
 
 fn serve(args: &PingArgs, v: &mut Handle, connections: &mut Connections, out: &mut Output) -> Result<(), Failure> {
-    let own = v.query_gids().first().map_or(IpAddr::from([0, 0, 0, 0]), |entry| entry.gid.ip());
+    let own = node::gid(&v.query_gids(), None).map_or(IpAddr::from([0, 0, 0, 0]), |(_, gid)| gid.ip());
     let any = if own.is_ipv4() { IpAddr::from([0, 0, 0, 0]) } else { IpAddr::from([0u16; 8]) };
     let address = args.addr.as_deref().map(node::resolve).transpose()?.unwrap_or(any);
     connections.listen(v, SocketAddr::new(address, args.port), 10)?;

@@ -20,7 +20,7 @@ use uroce::verbs::{
 use self::exchange::{Dest, Server};
 use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
-use crate::node::{Handle, Node};
+use crate::node::{self, Handle, Node};
 use crate::rdma::{self, Buffer, Poller};
 use crate::report::Output;
 
@@ -52,7 +52,7 @@ enum Kind {
 }
 
 /// Flags of `uroce pingpong`, with the letters and defaults of the ibv programs.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct PingpongArgs {
     /// Transport
     kind: Kind,
@@ -86,9 +86,9 @@ pub(crate) struct PingpongArgs {
     /// Service level
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=15))]
     sl: u8,
-    /// Index in the GID table (`uroce devinfo -v` shows it)
-    #[arg(short, long, default_value_t = 0)]
-    gid_idx: u8,
+    /// Index in the GID table (`uroce devinfo -v` shows it) [default: the first IPv4 one, or else the first]
+    #[arg(short, long)]
+    gid_idx: Option<u8>,
     /// Sleep until something completes; without it the completion queue is polled
     #[arg(short, long)]
     events: bool,
@@ -149,10 +149,9 @@ pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> 
         return Err(Failure::Usage("only srq has several QPs; leave -q out".into()));
     }
     let mut node = Node::open(&device(args)?)?;
-    let gids = node.verbs().query_gids();
-    let gid = gids.get(usize::from(args.gid_idx)).ok_or_else(|| {
-        Failure::Usage(format!("the device has {} GIDs; index {} is not there", gids.len(), args.gid_idx))
-    })?;
+    let (index, gid) = node::gid(&node.verbs().query_gids(), args.gid_idx)?;
+    // From here on it is settled.
+    let args = &PingpongArgs { gid_idx: Some(index), ..args.clone() };
     // The server listens before it says that it is there.
     let role = match &args.host {
         Some(host) => Role::Client(host),
@@ -161,10 +160,10 @@ pub(crate) fn run(args: &PingpongArgs, out: &mut Output) -> Result<(), Failure> 
     let v = node.verbs();
     fits(args, v.query_port().active_mtu)?;
     if args.kind == Kind::Srq {
-        return srq::run(args, v, gid.gid, role, out);
+        return srq::run(args, v, gid, role, out);
     }
     let mut table = Table::lay(v, args)?;
-    let mine = Dest { lid: 0, qpn: v.query_qp(table.qp)?.qpn, psn: rdma::random_psn(), gid: gid.gid };
+    let mine = Dest { lid: 0, qpn: v.query_qp(table.qp)?.qpn, psn: rdma::random_psn(), gid };
     // The UD program prints this line with a colon before the GID.
     let shown = if args.kind == Kind::Ud { mine.to_string().replace(", GID", ": GID") } else { mine.to_string() };
     out.line(format_args!("  local address:  {shown}"))?;
@@ -228,7 +227,7 @@ fn device(args: &PingpongArgs) -> Result<DeviceArg, Failure> {
             Err(Failure::Usage("a ping-pong is between two processes; loop has one (try `uroce demo`)".into()))
         }
         (Some(device), _) => Ok(device.clone()),
-        (None, Some(host)) => crate::node::device_towards(host),
+        (None, Some(host)) => node::device_towards(host),
         (None, None) => Ok(DeviceArg::Udp(IpAddr::from([127, 0, 0, 1]))),
     }
 }
@@ -397,7 +396,7 @@ fn has_size(wc: &WorkCompletion, headroom: usize, size: usize) -> Result<(), Fai
 /// What connects `mine` to `theirs`, with the values of the ibv programs.
 fn transitions(args: &PingpongArgs, mine: Dest, theirs: Dest) -> Result<(RtrAttr, RtsAttr), Failure> {
     reachable(mine.gid, theirs.gid)?;
-    let mut av = AddressVector::new(theirs.gid, args.gid_idx);
+    let mut av = AddressVector::new(theirs.gid, args.gid_idx.unwrap_or(0));
     av.service_level = args.sl;
     let rtr = RtrAttr {
         av,

@@ -6,6 +6,8 @@ mod cm;
 mod demo;
 mod dump;
 mod environment;
+#[cfg(feature = "hw")]
+mod hardware;
 mod health;
 mod lab;
 mod perf;
