@@ -31,7 +31,7 @@ use rate::Sources;
 /// message that is repeated and the event that tells of it.
 pub const HALF_OPEN_BYTES: usize = 1280;
 /// Memory of one TIMEWAIT record at most, with its keys and its timer.
-pub const TIMEWAIT_BYTES: usize = 64;
+pub const TIMEWAIT_BYTES: usize = 144;
 /// A half-open communication is not given up for a new one before this age: a round trip has to fit.
 pub const EVICT_AFTER: Duration = Duration::from_millis(100);
 
