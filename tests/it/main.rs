@@ -4,6 +4,7 @@ mod bad_packets;
 mod conformance;
 mod corner_cases;
 mod counters;
+mod credits;
 mod datagrams;
 mod duo;
 mod ether;

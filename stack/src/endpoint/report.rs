@@ -354,6 +354,7 @@ fn reason(qp: &Qp, progress: &Progress, waits_ns: u64) -> Option<String> {
         Some(Behind::Fence) => text.push_str("; the next waits at a fence"),
         Some(Behind::ReadDepth) => text.push_str("; the next waits for a place among the outstanding READs"),
         Some(Behind::Window) => text.push_str(&format!("; the window of {MAX_UNACKED} packets is full")),
+        Some(Behind::Credits) => text.push_str("; the next waits for the peer to post receives (end-to-end credits)"),
         Some(Behind::Drain) => text.push_str("; in SQD"),
         None => {}
     }

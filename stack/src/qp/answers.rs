@@ -135,6 +135,15 @@ impl Answers {
             .count()
     }
 
+    /// Bytes of READs whose first answer has not left whole yet.
+    pub(crate) fn unanswered_bytes(&self) -> u64 {
+        let bytes = |w: &Waiting| match &w.answer {
+            Answer::Read(read) if !w.repeat => u64::from(read.length),
+            _ => 0,
+        };
+        self.queue.iter().map(bytes).sum()
+    }
+
     /// Queues a positive ACK; one that waits right before it is covered by it and goes.
     pub(crate) fn ack(&mut self, psn: Psn, msn: Msn) -> bool {
         let new = Answer::Acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn });

@@ -4,13 +4,14 @@
 //! sends by itself. Sources: IBTA Vol 1 9.7.5.1 to 9.7.6, paraphrased; the trap numbers are those of real peers.
 
 use super::Ident;
+use super::credits::NOT_USED;
 use super::cx::Cx;
 use super::requester::{MAX_READ_PSNS, Requester, SendFailure};
 use super::send_queue::Wqe;
 use crate::counters::DropReason;
 use crate::types::{Psn, RnrTimer};
 use crate::verbs::{FailureKind, Operation, WcData, WcStatus, WorkCompletion};
-use crate::wire::{NakCode, Response, ResponseOp, Syndrome};
+use crate::wire::{Aeth, NakCode, Response, ResponseOp, Syndrome};
 
 /// What becomes of a response that does not simply advance the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +39,31 @@ impl Requester {
     ) -> Result<(), ResponseError> {
         // Before the window: a ghost of something long acknowledged. Beyond it: an answer to nothing.
         if psn.distance_from(self.una) < 0 || psn.distance_from(self.sent_end) >= 0 {
+            if psn.next() == self.una && self.take_grant(&response.op) {
+                // An answer given again to say that there are receives now.
+                return Ok(());
+            }
             return Err(ResponseError::Drop(DropReason::GhostAck));
         }
+        let done = self.act_on(psn, response, id, cx);
+        if done.is_ok() {
+            self.take_grant(&response.op);
+        }
+        done
+    }
+
+    /// Takes the credits of a positive answer; says whether it carries any.
+    fn take_grant(&mut self, op: &ResponseOp) -> bool {
+        match op.aeth() {
+            Some(Aeth { syndrome: Syndrome::Ack { credits }, .. }) => {
+                self.credits.grant(credits);
+                credits != NOT_USED
+            }
+            _ => false,
+        }
+    }
+
+    fn act_on(&mut self, psn: Psn, response: &Response<'_>, id: &Ident, cx: &mut Cx<'_>) -> Result<(), ResponseError> {
         match response.op {
             ResponseOp::Acknowledge(aeth) => match aeth.syndrome {
                 Syndrome::Ack { .. } => self.on_ack(psn, id, cx),
@@ -84,7 +108,7 @@ impl Requester {
     /// The oldest work request succeeded.
     fn complete_head(&mut self, byte_len: u32, id: &Ident, cx: &mut Cx<'_>) {
         let Some(wqe) = self.queue.pop() else { return };
-        self.popped();
+        self.popped(&wqe);
         if wqe.head.flags.signaled || id.signal_all {
             cx.complete(id.send_cq, send_completion(id, &wqe, WcStatus::Success, 0, byte_len));
         }
@@ -139,6 +163,12 @@ impl Requester {
         }
         if self.rnr_deadline.is_some() {
             return Ok(());
+        }
+        let since = *self.rnr_since.get_or_insert(cx.now);
+        if self.attr.max_rnr_wait.is_some_and(|most| self.rnr_used > 0 && cx.now.saturating_since(since) >= most) {
+            cx.counters.retry_rnr_exceeded_err += 1;
+            let (status, kind) = (WcStatus::RnrRetryExceeded, FailureKind::ReceiverNotReadyTooLong);
+            return Err(SendFailure { status, kind, psn }.into());
         }
         if self.attr.rnr_retry.limit().is_some_and(|limit| self.rnr_used >= limit.into()) {
             cx.counters.retry_rnr_exceeded_err += 1;
@@ -260,7 +290,7 @@ impl Requester {
     /// Completes the oldest work request with an error; everything else is flushed.
     pub(crate) fn fail(&mut self, failure: &SendFailure, id: &Ident, cx: &mut Cx<'_>) {
         if let Some(wqe) = self.queue.pop() {
-            self.popped();
+            self.popped(&wqe);
             cx.complete(id.send_cq, send_completion(id, &wqe, failure.status, failure.kind as u32, 0));
         }
         self.flush(id, cx);

@@ -7,6 +7,7 @@
 mod answers;
 mod assembly;
 mod completer;
+mod credits;
 mod cx;
 mod emit;
 mod facts;
@@ -17,6 +18,7 @@ mod post;
 mod progress;
 mod requester;
 mod responder;
+mod rnr;
 mod send_queue;
 mod uc;
 mod ud;
@@ -277,6 +279,7 @@ impl Qp {
     /// Sets its options, from the next packet on.
     pub fn set_options(&mut self, options: QpOptions) {
         self.options = options;
+        self.refresh();
         self.refresh_mig_req();
     }
 

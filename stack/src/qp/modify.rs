@@ -229,8 +229,7 @@ impl Qp {
         let psn = f.rq_psn.unwrap_or_default();
         match &mut self.receiver {
             Receiver::Rc(r) => {
-                let timer = f.min_rnr_timer.unwrap_or(RnrTimer::DEFAULT);
-                r.start(psn, f.max_dest_rd_atomic.unwrap_or(0), timer);
+                r.start(psn, f.max_dest_rd_atomic.unwrap_or(0));
             }
             Receiver::Uc(r) => r.start(psn),
             Receiver::Ud(_) => {}
@@ -253,12 +252,13 @@ impl Qp {
             retry_count: f.retry_count.unwrap_or(RetryCount::MAX),
             rnr_retry: f.rnr_retry.unwrap_or(RnrRetry::FOREVER),
             max_rd_atomic: f.max_rd_atomic.unwrap_or(0),
+            max_rnr_wait: self.options.max_rnr_wait,
         }
     }
 
     /// Hands changed attributes to both sides.
-    fn refresh(&mut self) {
-        let f = self.fields;
+    pub(super) fn refresh(&mut self) {
+        let (f, o) = (self.fields, self.options);
         let attr = self.send_attr();
         if let Sender::Connected(r) = &mut self.sender {
             r.attr = attr;
@@ -267,7 +267,9 @@ impl Qp {
         match &mut self.receiver {
             Receiver::Rc(r) => {
                 r.assembly.access = access;
-                r.set_min_rnr(f.min_rnr_timer.unwrap_or(RnrTimer::DEFAULT));
+                r.set_rnr(f.min_rnr_timer.unwrap_or(RnrTimer::DEFAULT), o.rnr_timer_max);
+                r.credits = o.credits && self.id.srq.is_none();
+                r.max_read_bytes = o.max_read_bytes;
                 r.set_depth(f.max_dest_rd_atomic.unwrap_or(0));
             }
             Receiver::Uc(r) => r.assembly.access = access,

@@ -28,6 +28,8 @@ pub enum Behind {
     ReadDepth,
     /// As many packets are unacknowledged as may be.
     Window,
+    /// The peer advertises credits, and has no receive for it that is not promised to an earlier one.
+    Credits,
     /// The QP is in SQD: nothing new is begun.
     Drain,
 }

@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 
 use super::Ident;
+use super::credits::Credits;
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
 use super::path::Path;
 use super::progress::{Behind, Progress, Waiting};
 use super::send_queue::{SendQueue, Wqe};
 use crate::burst::{TxBurst, TxRoom};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
 use crate::verbs::{FailureKind, Operation, WcStatus};
 use crate::wire::{AtomicEth, Body, Feth, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart};
@@ -33,6 +34,8 @@ pub(crate) struct SendAttr {
     pub(crate) retry_count: RetryCount,
     pub(crate) rnr_retry: RnrRetry,
     pub(crate) max_rd_atomic: u8,
+    /// How long RNR NAKs may keep a request waiting.
+    pub(crate) max_rnr_wait: Option<Duration>,
 }
 
 /// A work request failed for good: it completes with this status, and the QP goes to ERR (or SQE).
@@ -69,6 +72,9 @@ pub(crate) struct Requester {
     pub(super) recovering: bool,
     /// When the oldest unacknowledged PSN began to wait.
     pub(super) waiting_since: Instant,
+    /// When the first RNR NAK since the last progress came.
+    pub(super) rnr_since: Option<Instant>,
+    pub(super) credits: Credits,
     draining: bool,
 }
 
@@ -95,6 +101,7 @@ impl Requester {
                 retry_count: RetryCount::MAX,
                 rnr_retry: RnrRetry::FOREVER,
                 max_rd_atomic: 0,
+                max_rnr_wait: None,
             },
             next_psn: Psn::ZERO,
             una: Psn::ZERO,
@@ -110,6 +117,8 @@ impl Requester {
             rnr_deadline: None,
             recovering: false,
             waiting_since: Instant::ZERO,
+            rnr_since: None,
+            credits: Credits::default(),
             draining: false,
         }
     }
@@ -126,14 +135,16 @@ impl Requester {
         self.cursor = 0;
         self.reads.clear();
         self.since_ack_req = 0;
-        (self.retries_used, self.rnr_used) = (0, 0);
+        (self.retries_used, self.rnr_used, self.rnr_since) = (0, 0, None);
         (self.ack_deadline, self.rnr_deadline) = (None, None);
         (self.recovering, self.draining) = (false, false);
+        self.credits.reset();
     }
 
     /// Nothing is in flight and nothing is awaited.
     pub(super) fn stop(&mut self) {
         self.cursor = 0;
+        self.credits.went_back();
         self.reads.clear();
         (self.ack_deadline, self.rnr_deadline) = (None, None);
         if self.service == Service::Uc {
@@ -163,6 +174,7 @@ impl Requester {
         let all_begun = self.cursor == window.len();
         let unsent = self.queue.outstanding() > self.cursor;
         let behind = match window.get(self.cursor) {
+            Some(wqe) if !self.has_credit(wqe) => Some(Behind::Credits),
             Some(wqe) if !self.may_begin(wqe) => {
                 let full = self.reads.len() >= self.attr.max_rd_atomic.into();
                 Some(if full && wqe.head.operation.awaits_response() { Behind::ReadDepth } else { Behind::Fence })
@@ -216,7 +228,10 @@ impl Requester {
         let psn = self.cursor_psn;
         let unacked_after = psn.plus(plan.psns).distance_from(self.una).unsigned_abs();
         let ack_req = self.service == Service::Rc
-            && (plan.ends || self.since_ack_req + 1 >= ACK_EVERY || unacked_after >= MAX_UNACKED);
+            && (plan.ends
+                || self.credits.is_limited(&wqe.head.operation)
+                || self.since_ack_req + 1 >= ACK_EVERY
+                || unacked_after >= MAX_UNACKED);
         let packet = Packet {
             mig_req: path.mig_req,
             solicited: plan.ends && wqe.head.flags.solicited && takes_solicited(&plan.op),
@@ -318,7 +333,7 @@ impl Requester {
             }
             self.queue.mark_executed(self.cursor);
         }
-        self.cursor += 1;
+        self.pass_cursor();
         self.complete_executed(id, cx);
         Ok(())
     }
@@ -329,7 +344,14 @@ impl Requester {
         let fenced = wqe.head.flags.fence && self.cursor_psn == wqe.first && !self.reads.is_empty();
         let full = wqe.head.operation.awaits_response() && self.reads.len() >= self.attr.max_rd_atomic.into();
         let early = matches!(wqe.head.operation, Operation::LocalInvalidate(_)) && self.cursor > 0;
-        !fenced && !full && !early
+        !fenced && !full && !early && self.has_credit(wqe)
+    }
+
+    /// Whether the peer has a receive for the message at the cursor, or it may ask whether it has.
+    fn has_credit(&self, wqe: &Wqe) -> bool {
+        let (first, idle) = (self.cursor_psn == wqe.first, self.cursor_psn == self.una);
+        let heard = self.una.distance_from(wqe.first) > 0;
+        self.credits.allows(&wqe.head.operation, first, idle, heard)
     }
 
     /// The packet of `wqe` that begins at the cursor's PSN.
@@ -391,7 +413,7 @@ impl Requester {
             self.reads.push_back(self.cursor_psn);
         }
         if self.cursor_psn == plan.wqe_end {
-            self.cursor += 1;
+            self.pass_cursor();
         }
         // UC never asks, so this must not pass the end of its range.
         self.since_ack_req = if ack_req { 0 } else { self.since_ack_req.saturating_add(1) };
@@ -405,10 +427,18 @@ impl Requester {
         }
     }
 
+    /// Everything of the work request at the cursor was sent.
+    fn pass_cursor(&mut self) {
+        if let Some(wqe) = self.queue.window().get(self.cursor) {
+            self.credits.passed(&wqe.head.operation);
+        }
+        self.cursor += 1;
+    }
+
     /// Something was acknowledged: `una` moved. Budgets are whole again.
     pub(super) fn progressed(&mut self, now: Instant) {
         (self.retries_used, self.rnr_used, self.recovering) = (0, 0, false);
-        (self.waiting_since, self.rnr_deadline) = (now, None);
+        (self.waiting_since, self.rnr_deadline, self.rnr_since) = (now, None, None);
         while self.reads.front().is_some_and(|end| end.distance_from(self.una) <= 0) {
             self.reads.pop_front();
         }
@@ -416,19 +446,22 @@ impl Requester {
             // An answer to an earlier transmission made the repeat needless.
             self.cursor = 0;
             self.cursor_psn = self.una;
+            self.credits.went_back();
         }
         let waiting = self.cursor_psn != self.una;
         self.ack_deadline = self.attr.timeout.duration().filter(|_| waiting).map(|d| now + d);
     }
 
     /// The oldest work request left the window.
-    pub(super) fn popped(&mut self) {
+    pub(super) fn popped(&mut self, wqe: &Wqe) {
+        self.credits.finished(&wqe.head.operation, self.cursor > 0);
         self.cursor = self.cursor.saturating_sub(1);
     }
 
     /// Sends again from the oldest unacknowledged PSN.
     pub(super) fn go_back(&mut self) {
         self.cursor = 0;
+        self.credits.went_back();
         self.cursor_psn = self.una;
         self.since_ack_req = 0;
         self.ack_deadline = None;

@@ -6,14 +6,16 @@
 use super::Ident;
 use super::answers::{Answer, Answers, MAX_ANSWERS, ReadAnswer};
 use super::assembly::{Assembly, Flush, Refusal};
+use super::credits::code_for;
 use super::cx::Cx;
 use super::emit::{EmitError, write_packet};
 use super::path::Path;
+use super::rnr::RnrPace;
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
 use crate::mem::FlushRange;
 use crate::types::{Msn, Psn, PsnClass, RnrTimer};
-use crate::verbs::{AccessFlags, WcStatus};
+use crate::verbs::{AccessFlags, MAX_READ_BYTES, WcStatus};
 use crate::wire::{
     Aeth, AtomicEth, Body, Feth, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome,
 };
@@ -45,7 +47,11 @@ pub(crate) struct Responder {
     /// The last executed SEND or WRITE packet: the only PSN that a plain ACK may name. Never that of a READ or atomic,
     /// which some requesters would take for its success.
     ack_psn: Option<Psn>,
-    min_rnr: RnrTimer,
+    rnr: RnrPace,
+    /// Advertise credits.
+    pub(super) credits: bool,
+    /// Bytes of READs that may wait for their answers.
+    pub(super) max_read_bytes: u64,
 }
 
 impl Responder {
@@ -57,18 +63,20 @@ impl Responder {
             msn: Msn::default(),
             nak_sent: false,
             ack_psn: None,
-            min_rnr: RnrTimer::DEFAULT,
+            rnr: RnrPace::new(RnrTimer::DEFAULT),
+            credits: false,
+            max_read_bytes: MAX_READ_BYTES,
         }
     }
 
-    pub(crate) fn start(&mut self, expected: Psn, depth: u8, min_rnr: RnrTimer) {
+    pub(crate) fn start(&mut self, expected: Psn, depth: u8) {
         self.expected = expected;
-        self.min_rnr = min_rnr;
         self.answers.set_depth(depth);
     }
 
-    pub(crate) fn set_min_rnr(&mut self, timer: RnrTimer) {
-        self.min_rnr = timer;
+    /// The RNR timer that is advertised: `least`, or as long as `most` while the receive queue stays empty.
+    pub(super) fn set_rnr(&mut self, least: RnrTimer, most: Option<RnrTimer>) {
+        self.rnr.set(least, most);
     }
 
     pub(crate) fn set_depth(&mut self, depth: u8) {
@@ -79,6 +87,7 @@ impl Responder {
         self.assembly.abandon();
         self.assembly.rq.discard();
         self.answers.clear();
+        self.rnr.reset();
         (self.expected, self.msn, self.nak_sent, self.ack_psn) = (Psn::ZERO, Msn::default(), false, None);
     }
 
@@ -133,7 +142,19 @@ impl Responder {
         if counted && self.answers.unanswered() >= self.answers.depth() {
             return Err(Refusal::INVALID);
         }
+        // What a few small requests make us send is bounded; one that stands alone is served, however long.
+        if let RequestOp::Read(reth) = op {
+            let waiting = self.answers.unanswered_bytes();
+            if waiting > 0 && waiting.saturating_add(reth.length.into()) > self.max_read_bytes {
+                return Err(Refusal::Rnr);
+            }
+        }
         Ok(())
+    }
+
+    /// What a positive answer says of the receives that wait.
+    fn ack_syndrome(&self) -> Syndrome {
+        if self.credits { Syndrome::Ack { credits: code_for(self.assembly.rq.waiting()) } } else { Syndrome::ACK }
     }
 
     fn check_access(&self, op: &RequestOp, id: &Ident, cx: &Cx<'_>) -> Result<(), Refusal> {
@@ -188,6 +209,7 @@ impl Responder {
     ) -> Result<Accepted, Refusal> {
         let done = self.assembly.execute(request, bits.solicited, id, cx)?;
         self.expected = bits.psn.next();
+        self.rnr.took(bits.psn);
         self.ack_psn = Some(bits.psn);
         if done.message_done {
             self.msn = self.msn.next();
@@ -204,6 +226,7 @@ impl Responder {
         let packets = if reth.length == 0 { 1 } else { reth.length.div_ceil(mtu) };
         self.msn = self.msn.next();
         self.expected = psn.plus(packets);
+        self.rnr.took(psn);
         self.answers.read(ReadAnswer {
             first: psn,
             next: psn,
@@ -293,7 +316,8 @@ impl Responder {
             Refusal::Rnr => {
                 cx.counters.send_rnr_err += 1;
                 self.nak_sent = true;
-                self.answers.nak(self.expected, Syndrome::RnrNak(self.min_rnr), self.msn);
+                let timer = self.rnr.refuse(self.expected);
+                self.answers.nak(self.expected, Syndrome::RnrNak(timer), self.msn);
             }
             Refusal::Nak { code, local } => {
                 cx.counters.resp_local_length_error += u64::from(local == Some(WcStatus::LocalLength));
@@ -350,7 +374,7 @@ impl Responder {
         // Each round sends the front, drops it, or puts a NAK in place of everything.
         for _ in 0..MAX_ANSWERS + 2 {
             let Some(answer) = self.answers.front() else { return (None, failed) };
-            match write_answer(&answer, id, path, cx, room) {
+            match write_answer(&answer, self.ack_syndrome(), id, path, cx, room) {
                 Ok(burst) => {
                     self.answers.sent_one();
                     return (Some(burst), failed);
@@ -386,21 +410,25 @@ fn flush_range<'a>(feth: &Feth, reth: &Reth, id: &Ident, cx: &'a Cx<'_>) -> Resu
 /// Writes one packet of `answer`; fails with its PSN when its data cannot be read any more.
 fn write_answer(
     answer: &Answer,
+    ack: Syndrome,
     id: &Ident,
     path: &Path,
     cx: &mut Cx<'_>,
     room: &mut TxRoom<'_>,
 ) -> Result<TxBurst, Psn> {
     let (psn, op, data) = match answer {
-        Answer::Acknowledge(psn, aeth) => (*psn, ResponseOp::Acknowledge(*aeth), None),
+        Answer::Acknowledge(psn, aeth) => {
+            let syndrome = if matches!(aeth.syndrome, Syndrome::Ack { .. }) { ack } else { aeth.syndrome };
+            (*psn, ResponseOp::Acknowledge(Aeth { syndrome, msn: aeth.msn }), None)
+        }
         Answer::Atomic(psn, msn, original) => {
-            (*psn, ResponseOp::AtomicAcknowledge(Aeth { syndrome: Syndrome::ACK, msn: *msn }, *original), None)
+            (*psn, ResponseOp::AtomicAcknowledge(Aeth { syndrome: ack, msn: *msn }, *original), None)
         }
         Answer::Placed(psn, msn) | Answer::Flushed(psn, msn) => {
-            (*psn, ResponseOp::ReadOnly(Aeth { syndrome: Syndrome::ACK, msn: *msn }), None)
+            (*psn, ResponseOp::ReadOnly(Aeth { syndrome: ack, msn: *msn }), None)
         }
         Answer::Read(read) => {
-            let (op, offset, len) = read_packet(read, id.mtu_bytes());
+            let (op, offset, len) = read_packet(read, ack, id.mtu_bytes());
             (read.next, op, Some((read, offset, len)))
         }
     };
@@ -421,12 +449,12 @@ fn write_answer(
 }
 
 /// The packet of a READ answer that comes next: its kind, where its data begins, and its bytes.
-fn read_packet(read: &ReadAnswer, mtu: usize) -> (ResponseOp, u64, usize) {
+fn read_packet(read: &ReadAnswer, ack: Syndrome, mtu: usize) -> (ResponseOp, u64, usize) {
     let index = read.next.distance_from(read.first).unsigned_abs();
     let offset = u64::from(index) * mtu as u64;
     let left = u64::from(read.length).saturating_sub(offset);
     let len = usize::try_from(left).unwrap_or(usize::MAX).min(mtu);
-    let aeth = Aeth { syndrome: Syndrome::ACK, msn: read.msn };
+    let aeth = Aeth { syndrome: ack, msn: read.msn };
     let op = match (index == 0, index + 1 == read.packets) {
         (true, true) => ResponseOp::ReadOnly(aeth),
         (true, false) => ResponseOp::ReadFirst(aeth),

@@ -135,6 +135,25 @@ impl RnrTimer {
     pub const fn duration(self) -> Duration {
         Duration::from_micros(RNR_MICROS[self.0 as usize] as u64)
     }
+
+    /// The next longer timer; the longest, code 0, itself.
+    #[must_use]
+    pub const fn longer(self) -> Self {
+        match self.0 {
+            0 | 31 => Self(0),
+            code => Self(code + 1),
+        }
+    }
+
+    /// The next shorter timer; the shortest, code 1, itself.
+    #[must_use]
+    pub const fn shorter(self) -> Self {
+        match self.0 {
+            0 => Self(31),
+            1 => Self(1),
+            code => Self(code - 1),
+        }
+    }
 }
 
 /// Transport retries: 0 to 7, a plain count (7 is not infinite).

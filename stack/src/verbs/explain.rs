@@ -75,7 +75,7 @@ const fn name(opcode: WcOpcode) -> &'static str {
 
 impl FailureKind {
     /// All kinds, by number.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::NoAnswer,
         Self::LostTooOften,
         Self::ReceiverNotReady,
@@ -93,6 +93,7 @@ impl FailureKind {
         Self::BindRefused,
         Self::LocalInvalidateRefused,
         Self::FastRegisterRefused,
+        Self::ReceiverNotReadyTooLong,
     ];
 
     /// The kind that a completion's `vendor_err` names; other devices have numbers of their own.
@@ -207,6 +208,7 @@ const fn short(kind: FailureKind) -> &'static str {
         FailureKind::NoAnswer => "the peer does not answer",
         FailureKind::LostTooOften => "packets were lost too often",
         FailureKind::ReceiverNotReady => "the peer has no receive",
+        FailureKind::ReceiverNotReadyTooLong => "the peer has had no receive for longer than allowed",
         FailureKind::NakInvalidRequest => "the peer calls the request invalid",
         FailureKind::NakRemoteAccess => "the peer refuses the access",
         FailureKind::NakRemoteOperation => "the peer failed to execute the request",
@@ -284,6 +286,9 @@ const fn advice(kind: FailureKind) -> &'static str {
         FailureKind::ReceiverNotReady => {
             "post receives at the peer before sending and more of them, raise its min_rnr_timer, or set rnr_retry to 7, \
              which waits for ever"
+        }
+        FailureKind::ReceiverNotReadyTooLong => {
+            "post receives at the peer before sending and more of them, or raise max_rnr_wait of our QP's options"
         }
         FailureKind::NakInvalidRequest => {
             "check that the message fits the peer's receive, that the peer's QP allows the operation, that its \

@@ -169,6 +169,8 @@ pub enum FailureKind {
     LocalInvalidateRefused = 16,
     /// A fast registration is not free, or its key, range or rights are wrong.
     FastRegisterRefused = 17,
+    /// The peer kept saying "receiver not ready" for longer than [`super::QpOptions::max_rnr_wait`].
+    ReceiverNotReadyTooLong = 18,
 }
 
 /// The first failure of a QP, kept for people who ask why.
@@ -198,6 +200,9 @@ impl core::fmt::Display for ErrorDetail {
             FailureKind::LostTooOften => write!(f, "PSN {psn} was lost {tries} times in {whole}.{part:03} ms")?,
             FailureKind::ReceiverNotReady => {
                 write!(f, "the peer had no receive for PSN {psn} after {tries} tries in {whole}.{part:03} ms")?;
+            }
+            FailureKind::ReceiverNotReadyTooLong => {
+                write!(f, "the peer had no receive for PSN {psn} for {whole}.{part:03} ms, longer than allowed")?;
             }
             FailureKind::NakInvalidRequest => write!(f, "the peer calls PSN {psn} an invalid request")?,
             FailureKind::NakRemoteAccess => write!(f, "the peer refuses the access of PSN {psn}")?,

@@ -242,6 +242,21 @@ pub enum ResponseOp {
     AtomicAcknowledge(Aeth, u64),
 }
 
+impl ResponseOp {
+    /// The AETH, which all but the middle of READ data have.
+    #[must_use]
+    pub const fn aeth(&self) -> Option<Aeth> {
+        match self {
+            Self::ReadFirst(aeth)
+            | Self::ReadLast(aeth)
+            | Self::ReadOnly(aeth)
+            | Self::Acknowledge(aeth)
+            | Self::AtomicAcknowledge(aeth, _) => Some(*aeth),
+            Self::ReadMiddle => None,
+        }
+    }
+}
+
 /// A UD packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {

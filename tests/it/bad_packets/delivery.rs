@@ -115,19 +115,24 @@ fn addresses() -> Vec<Case> {
     ];
     let mut all = Vec::new();
     for (who, src, dst) in pairs {
+        // Nobody sends from these, whatever QP it is for.
+        let reason = match who {
+            "nowhere" | "everywhere" => DropReason::SourceAddress,
+            _ => DropReason::AddressMismatch,
+        };
         for opcode in [0x04, 0x0A, 0x0C, 0x14, 0x07] {
             let shot = Shot { src, dst, ..Shot::new(opcode) };
-            let verdict = Verdict::Drop(DropReason::AddressMismatch);
+            let verdict = Verdict::Drop(reason);
             all.push(Case::rc(format!("{} from {who}", name(opcode)), Situation::Idle, shot, verdict));
         }
         let shot = Shot { src, dst, syndrome: 0x62, ..Shot::new(0x11) };
         // For a packet to A, the roles of the two addresses change.
         if who != "ourselves" && who != "us, to the peer" {
-            let verdict = Verdict::Drop(DropReason::AddressMismatch);
+            let verdict = Verdict::Drop(reason);
             all.push(Case::response(format!("fatal NAK from {who}"), Waiting::Write, shot, verdict));
         }
         let shot = Shot { src, dst, ..Shot::new(0x2A) };
-        let verdict = Verdict::Drop(DropReason::AddressMismatch);
+        let verdict = Verdict::Drop(reason);
         all.push(Case::of(QpType::Uc, format!("UC WRITE from {who}"), Situation::Idle, shot, verdict));
     }
     all
