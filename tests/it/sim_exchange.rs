@@ -8,11 +8,12 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use uroce::counters::Counters;
 use uroce::device::Verdict;
 use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::raw::Region;
 use uroce::rng::Rng;
-use uroce::sim::{NodeId, World};
+use uroce::sim::{NodeId, Tap, World};
 use uroce::time::Duration;
 use uroce::types::{Gid, PathMtu, Qpn, Rkey};
 use uroce::verbs::{
@@ -117,8 +118,38 @@ struct Party {
     receives_flushed: usize,
 }
 
+/// Something that the reader of a trace must know and cannot see on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// A receive was posted.
+    ReceivePosted,
+    /// The program moved the QP to ERR.
+    MovedToErr,
+    /// A completion with an error was polled: of a send or a receive, flushed or not.
+    Failed { send: bool, flushed: bool },
+}
+
+/// Whoever looks on, told what happens beside the wire: at which node, to which QP, what.
+pub(crate) type Onlooker = Box<dyn Fn(NodeId, Qpn, Beside)>;
+
+/// One end of a connection after the run, for who looks on.
+pub(crate) struct End {
+    pub(crate) node: NodeId,
+    pub(crate) qpn: Qpn,
+    pub(crate) counters: Counters,
+}
+
+/// What a run leaves for who looks on: both ends of each connection one after the other, the ports, and how it was set
+/// up.
+pub(crate) struct Remains {
+    pub(crate) ends: Vec<End>,
+    pub(crate) ports: Vec<(NodeId, Counters)>,
+    pub(crate) scenario: Scenario,
+}
+
 /// The whole run.
 struct Exchange {
+    onlooker: Option<Onlooker>,
     world: World,
     scenario: Scenario,
     rng: Rng,
@@ -129,19 +160,58 @@ struct Exchange {
 
 /// Runs the exchange of `seed`; panics when it and the model differ.
 pub(crate) fn run(seed: u64, record: bool) -> Outcome {
-    let mut world = World::new(seed);
-    if record {
-        world.record(20_000);
-    }
-    let mut rng = world.fork_rng();
-    let scenario = Scenario::draw(&mut rng);
-    let mut exchange = Exchange { world, scenario, rng, parties: Vec::new(), completed: 0 };
+    let mut exchange = Exchange::new(seed, record);
     exchange.set_up();
     exchange.run();
     exchange.finish()
 }
 
+/// The same, with a tap and an onlooker.
+pub(crate) fn run_watched(seed: u64, tap: Tap, onlooker: Onlooker) -> Remains {
+    let mut exchange = Exchange::new(seed, false);
+    exchange.world.set_tap(tap);
+    exchange.onlooker = Some(onlooker);
+    exchange.set_up();
+    exchange.run();
+    exchange.finish();
+    exchange.remains()
+}
+
 impl Exchange {
+    fn new(seed: u64, record: bool) -> Self {
+        let mut world = World::new(seed);
+        if record {
+            world.record(20_000);
+        }
+        let mut rng = world.fork_rng();
+        let scenario = Scenario::draw(&mut rng);
+        Self { onlooker: None, world, scenario, rng, parties: Vec::new(), completed: 0 }
+    }
+
+    fn remains(mut self) -> Remains {
+        let mut ends = Vec::new();
+        let mut ports = std::collections::BTreeMap::new();
+        for Party { node, qp, qpn, .. } in &self.parties {
+            let endpoint = self.world.endpoint(*node);
+            let counters = endpoint.qp_counters(*qp).unwrap().clone();
+            ends.push(End { node: *node, qpn: *qpn, counters });
+            ports.insert(*node, endpoint.counters());
+        }
+        Remains { ends, ports: ports.into_iter().collect(), scenario: self.scenario }
+    }
+
+    fn tell(&self, us: usize, what: Beside) {
+        if let Some(onlooker) = &self.onlooker {
+            onlooker(self.parties[us].node, self.parties[us].qpn, what);
+        }
+    }
+
+    fn tell_failed(&self, us: usize, send: bool, status: WcStatus) {
+        if status != WcStatus::Success {
+            self.tell(us, Beside::Failed { send, flushed: status == WcStatus::WorkRequestFlushed });
+        }
+    }
+
     fn set_up(&mut self) {
         let Self { world, scenario, .. } = self;
         let addresses = if scenario.ipv6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
@@ -370,7 +440,10 @@ impl Exchange {
         let sges = p.inbox.sges(&p.receives[p.receives_posted].pieces);
         let wr = RecvWr { wr_id: p.receives_posted as u64, sges: &sges };
         match self.world.endpoint(p.node).post_recv(p.qp, &[wr]) {
-            Ok(()) => self.parties[us].receives_posted += 1,
+            Ok(()) => {
+                self.parties[us].receives_posted += 1;
+                self.tell(us, Beside::ReceivePosted);
+            }
             Err(e) => assert_eq!(e.error, PostError::QueueFull, "post of a receive"),
         }
     }
@@ -395,6 +468,7 @@ impl Exchange {
         for wc in &out[..count] {
             assert_eq!((wc.qp, wc.qp_num), (qp, qpn));
             self.completed += 1;
+            self.tell_failed(us, true, wc.status);
             self.parties[us].check_send(wc);
             if wc.status != WcStatus::Success && wc.status != WcStatus::WorkRequestFlushed {
                 self.check_failure(us, wc.status);
@@ -404,6 +478,7 @@ impl Exchange {
         for wc in &out[..count] {
             assert_eq!((wc.qp, wc.qp_num), (qp, qpn));
             self.completed += 1;
+            self.tell_failed(us, false, wc.status);
             self.check_receive(us, wc);
         }
     }
@@ -467,13 +542,14 @@ impl Exchange {
     }
 
     /// Nothing may come any more; then memory and counts are compared with the model.
-    fn finish(mut self) -> Outcome {
+    fn finish(&mut self) -> Outcome {
         let broken = self.parties.iter().any(|p| p.failed.is_some());
         if broken {
             for us in 0..self.parties.len() {
                 let Party { node, qp, .. } = self.parties[us];
                 if self.parties[us].failed.is_some() || self.parties[us ^ 1].failed.is_some() {
                     self.world.endpoint(node).modify_qp(qp, QpAttr::to_state(QpState::Err)).unwrap();
+                    self.tell(us, Beside::MovedToErr);
                 }
             }
         }

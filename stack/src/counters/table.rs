@@ -120,9 +120,9 @@ counters {
     send_err: Qp, Some("send_err"), None,
         "A packet did not fit into what the device offers.", "counters::ticks::a_packet_that_does_not_fit_the_device";
     rdma_sends: Qp, Some("rdma_sends"), None,
-        "A work request left the send queue to be sent for the first time.", "counters::ticks::sends_and_acks";
+        "The first packet of a work request was sent for the first time.", "counters::ticks::sends_and_acks";
     rdma_recvs: Qp, Some("rdma_recvs"), None,
-        "A message was received and executed to its end, of any operation.", "counters::ticks::sends_and_acks";
+        "A message was received and executed to its end, of any operation; a READ by each of its requests.", "counters::ticks::sends_and_acks";
     rx_write_requests: Qp, None, Some("rx_write_requests"),
         "A WRITE was executed to its end.", "counters::ticks::each_operation_counts_as_its_own";
     rx_read_requests: Qp, None, Some("rx_read_requests"),

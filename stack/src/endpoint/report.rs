@@ -14,7 +14,7 @@ use crate::counters::Counters;
 use crate::qp::{Behind, MAX_UNACKED, Progress, Qp, Waiting};
 use crate::time::Instant;
 use crate::types::{AckTimeout, PathMtu, Qpn, RetryCount, RnrRetry};
-use crate::verbs::{PathMigState, QpState, QpType, SrqHandle, Verbs as _};
+use crate::verbs::{FailureKind, PathMigState, QpState, QpType, SrqHandle, Verbs as _};
 
 /// A device and its port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -320,7 +320,8 @@ fn report_qp(now: Instant, qp: &Qp, counters: &Counters) -> QpReport {
         reason: reason(qp, &progress, since.unwrap_or(0)),
         waits_ns: since.filter(|_| waits),
         idle_ns: since.filter(|_| !waits),
-        last_error: info.last_error.map(|e| e.to_string()),
+        // A program that moves its QP to ERR flushes it: that is no failure.
+        last_error: info.last_error.filter(|e| e.kind != FailureKind::Flushed).map(|e| e.to_string()),
         counters: named(counters, false),
     }
 }

@@ -23,6 +23,9 @@ pub enum InspectError {
     /// Nobody serves the socket any more.
     #[error("its process is gone")]
     Gone,
+    /// It is stopped, or hangs.
+    #[error("its process does not answer")]
+    Silent,
     /// The socket cannot be used.
     #[error("reading it: {0}")]
     Io(#[from] io::Error),
@@ -69,9 +72,13 @@ pub fn read(path: &Path) -> Result<Snapshot, InspectError> {
     stream.set_read_timeout(Some(SLICE))?;
     let (begin, mut text, mut buffer) = (Instant::now(), Vec::new(), vec![0; 1 << 16]);
     loop {
-        match stream.read(&mut buffer)? {
-            0 => break,
-            n => text.extend_from_slice(buffer.get(..n).unwrap_or_default()),
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => text.extend_from_slice(buffer.get(..n).unwrap_or_default()),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                return Err(InspectError::Silent);
+            }
+            Err(e) => return Err(e.into()),
         }
         if text.len() > SNAPSHOT_MAX || begin.elapsed() > PATIENCE {
             return Err(InspectError::TooMuch);

@@ -311,7 +311,6 @@ impl Requester {
         if operation.is_local() {
             return true;
         }
-        cx.counters.rdma_sends += 1;
         if cx.mrs.check_sges(id.pd, self.queue.sges_of(&wqe), operation.is_read_or_atomic()).is_err() {
             self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
         }
@@ -405,6 +404,8 @@ impl Requester {
         self.cursor_psn = first.plus(plan.psns);
         if first.distance_from(self.sent_end) < 0 {
             cx.counters.retransmitted_pkts += 1;
+        } else if plan.offset == 0 {
+            cx.counters.rdma_sends += 1;
         }
         if self.cursor_psn.distance_from(self.sent_end) > 0 {
             self.sent_end = self.cursor_psn;

@@ -59,7 +59,6 @@ impl DatagramSender {
     ) -> Result<Option<TxBurst>, SendFailure> {
         // The one packet of a datagram; the size of the path does not matter here.
         let Some(wqe) = self.queue.pull(self.psn, PathMtu::B4096) else { return Ok(None) };
-        cx.counters.rdma_sends += 1;
         let fail = |status, kind| SendFailure { status, kind, psn: wqe.first };
         let Some(destination) = wqe.head.destination else {
             return Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable));
@@ -87,6 +86,7 @@ impl DatagramSender {
         match written {
             Ok(burst) => {
                 self.psn = self.psn.next();
+                cx.counters.rdma_sends += 1;
                 self.complete(&wqe, id, cx);
                 Ok(Some(burst))
             }

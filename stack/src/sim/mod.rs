@@ -68,6 +68,32 @@ pub struct PassingPacket<'a> {
 /// Decides about a packet before its link does; `None` leaves it to the link.
 pub type PacketHook = Box<dyn FnMut(&PassingPacket<'_>) -> Option<Verdict> + Send>;
 
+/// What happens at an endpoint, in the order in which it happens there.
+#[derive(Clone, Copy, Debug)]
+pub enum TapEvent<'a> {
+    /// It sent a packet.
+    Sent {
+        /// Addresses.
+        flow: &'a Flow,
+        /// BTH to ICRC.
+        bytes: &'a [u8],
+    },
+    /// A packet arrived, perhaps damaged.
+    Arrived {
+        /// Addresses.
+        flow: &'a Flow,
+        /// IPv4 identification.
+        id: u16,
+        /// BTH to ICRC.
+        bytes: &'a [u8],
+    },
+    /// It was told that a timer is due.
+    Timeout,
+}
+
+/// Sees all events of all endpoints: when, where, what.
+pub type Tap = Box<dyn FnMut(Instant, NodeId, TapEvent<'_>) + Send>;
+
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunEnd {
@@ -168,6 +194,7 @@ pub struct World {
     recorder: Recorder,
     stats: ImpairStats,
     hook: Option<PacketHook>,
+    tap: Option<Tap>,
     room: Box<[u8]>,
 }
 
@@ -190,6 +217,7 @@ impl World {
             recorder: Recorder::default(),
             stats: ImpairStats::default(),
             hook: None,
+            tap: None,
             room: vec![0; ROOM].into_boxed_slice(),
         }
     }
@@ -279,6 +307,11 @@ impl World {
     /// Removes the hook.
     pub fn clear_hook(&mut self) {
         self.hook = None;
+    }
+
+    /// Sets the tap that sees what every endpoint sends, receives and is told. It changes nothing.
+    pub fn set_tap(&mut self, tap: Tap) {
+        self.tap = Some(tap);
     }
 
     /// Keeps the last `packets` packets of the run. If a test panics they are written to a file, and the file and the
@@ -395,6 +428,9 @@ impl World {
         } else if let Some((when, NodeId(index))) = timer
             && when == at
         {
+            if let Some(tap) = &mut self.tap {
+                tap(self.now, NodeId(index), TapEvent::Timeout);
+            }
             let node = &mut self.nodes[index];
             node.endpoint.handle_timeout(self.now);
             node.touched = true;
@@ -404,6 +440,13 @@ impl World {
 
     fn deliver(&mut self, to: NodeId, burst: RxBurst<'_>) {
         self.hash.event(Direction::In, self.now, to.0, burst.bytes);
+        if let Some(tap) = &mut self.tap {
+            let id = match burst.ids {
+                RxIds::Known(ip) => ip.id,
+                RxIds::Hidden => 0,
+            };
+            tap(self.now, to, TapEvent::Arrived { flow: &burst.flow, id, bytes: burst.bytes });
+        }
         let node = &mut self.nodes[to.0];
         node.endpoint.handle_burst(self.now, burst);
         node.touched = true;
@@ -452,6 +495,9 @@ impl World {
     /// Puts one packet on its links.
     fn send(&mut self, from: NodeId, flow: Flow, id: u16, bytes: &[u8]) {
         self.hash.event(Direction::Out, self.now, from.0, bytes);
+        if let Some(tap) = &mut self.tap {
+            tap(self.now, from, TapEvent::Sent { flow: &flow, bytes });
+        }
         let node = &mut self.nodes[from.0];
         if node.keeps_sent {
             if node.sent.len() >= SENT_MAX {

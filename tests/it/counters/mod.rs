@@ -3,3 +3,4 @@
 
 mod page;
 mod ticks;
+mod truth;

@@ -1,0 +1,246 @@
+//! The receive side of an RC QP as its packets show it, and the queue of its answers.
+
+use std::collections::VecDeque;
+
+use super::Tally;
+use super::packet::{Head, Kind, Psn, Reth, distance, plus};
+
+/// An answer that waits for its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Ack(Psn),
+    /// RNR NAK or NAK for a gap.
+    Nak(Psn),
+    /// READ data: first PSN, next one, one beyond the last.
+    Data(Psn, Psn, Psn),
+    Atomic(Psn),
+}
+
+impl Answer {
+    const fn first(self) -> Psn {
+        match self {
+            Self::Ack(psn) | Self::Nak(psn) | Self::Data(psn, ..) | Self::Atomic(psn) => psn,
+        }
+    }
+}
+
+/// A READ or atomic that was executed.
+#[derive(Clone, Copy, Debug)]
+enum Done {
+    Read(Psn, Psn, Reth),
+    Atomic(Psn),
+}
+
+pub(super) struct Responder {
+    mtu: u32,
+    depth: usize,
+    expected: Psn,
+    /// Something was said about the expected PSN: no more is until it comes.
+    refused: bool,
+    /// The last SEND or WRITE packet that was executed.
+    last_data: Option<Psn>,
+    receives: usize,
+    /// A receive is being filled.
+    held: bool,
+    queue: VecDeque<Answer>,
+    memory: VecDeque<Done>,
+}
+
+impl Responder {
+    pub(super) fn new(mtu: u32, depth: usize, expected: Psn) -> Self {
+        Self {
+            mtu,
+            depth,
+            expected,
+            refused: false,
+            last_data: None,
+            receives: 0,
+            held: false,
+            queue: VecDeque::new(),
+            memory: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn receive_posted(&mut self) {
+        self.receives += 1;
+    }
+
+    /// The QP failed: nothing more is said.
+    pub(super) fn silence(&mut self) {
+        self.queue.clear();
+    }
+
+    /// A request arrived.
+    pub(super) fn arrived(&mut self, head: &Head, tally: &mut Tally) {
+        let ahead = distance(head.psn, self.expected);
+        if ahead < 0 {
+            tally.add("duplicate_request");
+            if !self.repeat(head) {
+                tally.add("drop_forgotten_duplicate");
+            }
+        } else if ahead > 0 {
+            tally.add("out_of_seq_request");
+            if self.refused {
+                tally.add("drop_ahead_of_sequence");
+            } else {
+                tally.add("sent_seq_err");
+                self.refuse();
+            }
+        } else {
+            self.refused = false;
+            self.expected_arrived(head, tally);
+        }
+    }
+
+    fn refuse(&mut self) {
+        self.refused = true;
+        self.push(Answer::Nak(self.expected));
+    }
+
+    fn expected_arrived(&mut self, head: &Head, tally: &mut Tally) {
+        match head.kind {
+            Kind::Data { ends, takes_receive, write, .. } => {
+                if takes_receive && !self.held {
+                    if self.receives == 0 {
+                        tally.add("out_of_buffer");
+                        tally.add("send_rnr_err");
+                        self.refuse();
+                        return;
+                    }
+                    self.receives -= 1;
+                    self.held = true;
+                }
+                self.expected = plus(head.psn, 1);
+                self.last_data = Some(head.psn);
+                if ends {
+                    tally.add("rdma_recvs");
+                    if write {
+                        tally.add("rx_write_requests");
+                    }
+                    self.held &= !takes_receive;
+                }
+                if head.ack_req && self.ack(head.psn) {
+                    tally.add("ack_deferred");
+                }
+            }
+            Kind::Read(reth) => {
+                tally.add("rdma_recvs");
+                tally.add("rx_read_requests");
+                let end = plus(head.psn, reth.length.div_ceil(self.mtu).max(1));
+                self.expected = end;
+                self.remember(Done::Read(head.psn, end, reth));
+                self.push(Answer::Data(head.psn, head.psn, end));
+            }
+            _ => {
+                tally.add("rdma_recvs");
+                tally.add("rx_atomic_requests");
+                self.expected = plus(head.psn, 1);
+                self.remember(Done::Atomic(head.psn));
+                self.push(Answer::Atomic(head.psn));
+            }
+        }
+    }
+
+    /// Answers a repeat from memory, if it is remembered.
+    fn repeat(&mut self, head: &Head) -> bool {
+        let psn = head.psn;
+        match head.kind {
+            Kind::Read(reth) => {
+                let found = self.memory.iter().rev().find_map(|done| match done {
+                    Done::Read(from, to, was) if distance(psn, *from) >= 0 && distance(psn, *to) < 0 => {
+                        Some((*from, *was))
+                    }
+                    _ => None,
+                });
+                let Some((from, was)) = found else { return false };
+                let offset = u64::from(distance(psn, from).unsigned_abs()) * u64::from(self.mtu);
+                let rest = reth.addr == was.addr.wrapping_add(offset)
+                    && reth.rkey == was.rkey
+                    && u64::from(reth.length) + offset <= u64::from(was.length);
+                if rest {
+                    let end = plus(psn, reth.length.div_ceil(self.mtu).max(1));
+                    self.insert(Answer::Data(psn, psn, end));
+                }
+                rest
+            }
+            Kind::Atomic => {
+                let known = self.memory.iter().any(|done| matches!(done, Done::Atomic(p) if *p == psn));
+                if known {
+                    self.insert(Answer::Atomic(psn));
+                }
+                known
+            }
+            _ => {
+                // Whatever repeats, the last one that was executed is what is acknowledged.
+                if let Some(last) = self.last_data {
+                    self.ack(last);
+                }
+                self.last_data.is_some()
+            }
+        }
+    }
+
+    fn limit(&self) -> usize {
+        2 * self.depth + 8
+    }
+
+    fn push(&mut self, answer: Answer) {
+        if self.queue.len() < self.limit() {
+            self.queue.push_back(answer);
+        }
+    }
+
+    /// Queues an ACK. One that stands last is covered by it; says whether that was another.
+    fn ack(&mut self, psn: Psn) -> bool {
+        match self.queue.back_mut() {
+            Some(Answer::Ack(last)) => core::mem::replace(last, psn) != psn,
+            _ => {
+                self.push(Answer::Ack(psn));
+                false
+            }
+        }
+    }
+
+    fn remember(&mut self, done: Done) {
+        if self.memory.len() >= self.depth {
+            self.memory.pop_front();
+        }
+        self.memory.push_back(done);
+    }
+
+    /// The answer to a repeat stands at its place; it replaces what still waits for the same PSNs.
+    fn insert(&mut self, answer: Answer) {
+        let psn = answer.first();
+        let same = self.queue.iter_mut().find(|waiting| match (waiting, answer) {
+            (Answer::Data(from, _, to), Answer::Data(..)) => distance(psn, *from) >= 0 && distance(psn, *to) < 0,
+            (Answer::Atomic(p), Answer::Atomic(_)) => *p == psn,
+            _ => false,
+        });
+        if let Some(same) = same {
+            *same = answer;
+        } else if self.queue.len() < self.limit() {
+            let behind = self.queue.iter().position(|w| distance(w.first(), psn) > 0);
+            self.queue.insert(behind.unwrap_or(self.queue.len()), answer);
+        }
+    }
+
+    /// It sent an answer: the one whose turn it was.
+    pub(super) fn sent(&mut self, head: &Head) {
+        let front = self.queue.front_mut().unwrap_or_else(|| panic!("an answer to nothing: {head:?}"));
+        let (psn, over) = match (front, head.kind) {
+            (Answer::Ack(psn), Kind::Ack) => (*psn, true),
+            (Answer::Nak(psn), Kind::RnrNak(_) | Kind::SequenceNak) => (*psn, true),
+            (Answer::Atomic(psn), Kind::AtomicResult) => (*psn, true),
+            (Answer::Data(_, next, end), Kind::ReadData) => {
+                let psn = *next;
+                *next = plus(psn, 1);
+                (psn, *next == *end)
+            }
+            (front, _) => panic!("{head:?} before {front:?}"),
+        };
+        assert_eq!(head.psn, psn, "an answer out of turn: {head:?}");
+        if over {
+            self.queue.pop_front();
+        }
+    }
+}
