@@ -129,6 +129,8 @@ counters {
         "A READ request was accepted. A long READ comes as several requests.", "counters::ticks::each_operation_counts_as_its_own";
     rx_atomic_requests: Qp, None, Some("rx_atomic_requests"),
         "An atomic or an ATOMIC WRITE was executed.", "counters::ticks::each_operation_counts_as_its_own";
+    rx_flush_requests: Qp, None, None,
+        "A FLUSH was executed.", "counters::ticks::each_operation_counts_as_its_own";
     sent_access_err: Qp, None, Some("resp_remote_access_errors"),
         "A request was refused with a NAK for a remote access error.", "counters::ticks::a_wrong_key_is_an_access_error_on_both_sides";
     sent_invalid_err: Qp, None, None,

@@ -289,6 +289,7 @@ impl Responder {
             return Err(Refusal::Drop(DropReason::Refused));
         }
         flush_range(feth, reth, id, cx)?.flush().map_err(|_| Refusal::OPERATIONAL)?;
+        cx.counters.rx_flush_requests += 1;
         self.advance(psn, cx);
         self.answers.flushed(psn, self.msn);
         Ok(Accepted::default())

@@ -16,7 +16,9 @@ fn root() -> PathBuf {
 
 fn table() -> String {
     let code = |name: Option<&str>| name.map_or("–".to_owned(), |n| format!("`{n}`"));
-    let mut out = String::from("| counter | rxe | mlx5 | of | ticks when | proof |\n|---|---|---|---|---|---|\n");
+    let (counters, bytes) = (Counters::TABLE.len(), size_of::<Counters>());
+    let mut out = format!("{counters} counters, {bytes} bytes a QP.\n\n");
+    out.push_str("| counter | rxe | mlx5 | of | ticks when | proof |\n|---|---|---|---|---|---|\n");
     for row in Counters::TABLE {
         let (rxe, mlx5) = (code(row.rxe), code(row.mlx5));
         let _ = writeln!(

@@ -134,15 +134,26 @@ fn a_qp_that_is_gone_leaves_its_counts_to_the_port() {
 
 #[test]
 fn each_operation_counts_as_its_own() {
-    let mut p = pair(small());
+    let mut p = pair(Options { access: AccessFlags::ALL | AccessFlags::FLUSH_GLOBAL, ..small() });
     let there = p.b.remote(0);
     p.a.send(1, Operation::Write(there), 0, 600);
     p.a.send(2, Operation::Read(there), 0, 600);
     p.a.send(3, Operation::FetchAdd { remote: there, add: 1 }, 0, 8);
     p.a.send(4, Operation::CompareSwap { remote: there, compare: 0, swap: 1 }, 0, 8);
+    p.a.send(5, Operation::AtomicWrite(there), 0, 8);
+    let (placement, scope) = (uroce::verbs::FlushPlacement::Global, uroce::verbs::FlushScope::Range);
+    let operation = Operation::Flush { remote: there, length: 600, placement, scope };
+    let (payload, flags) = (Payload::Sges(&[]), SendFlags::SIGNALED);
+    p.a.endpoint.post_send(p.a.qp, &[SendWr { wr_id: 6, operation, payload, flags, destination: None }]).unwrap();
     p.settle();
-    assert_eq!(of_a(&mut p), [("rdma_sends", 4)]);
-    let b = [("rdma_recvs", 4), ("rx_write_requests", 1), ("rx_read_requests", 1), ("rx_atomic_requests", 2)];
+    assert_eq!(of_a(&mut p), [("rdma_sends", 6)]);
+    let b = [
+        ("rdma_recvs", 6),
+        ("rx_write_requests", 1),
+        ("rx_read_requests", 1),
+        ("rx_atomic_requests", 3),
+        ("rx_flush_requests", 1),
+    ];
     assert_eq!(of_b(&mut p), b);
 }
 

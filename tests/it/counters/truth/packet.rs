@@ -39,6 +39,9 @@ pub(super) enum Kind {
     },
     Read(Reth),
     Atomic,
+    AtomicWrite,
+    Flush,
+    /// READ data; also the answer to an ATOMIC WRITE and a FLUSH.
     ReadData,
     AtomicResult,
     Ack,
@@ -49,7 +52,7 @@ pub(super) enum Kind {
 
 impl Kind {
     pub(super) const fn is_request(self) -> bool {
-        matches!(self, Self::Data { .. } | Self::Read(_) | Self::Atomic)
+        matches!(self, Self::Data { .. } | Self::Read(_) | Self::Atomic | Self::AtomicWrite | Self::Flush)
     }
 }
 
@@ -90,6 +93,8 @@ fn layout(opcode: u8) -> Option<(usize, bool)> {
     };
     match opcode >> 5 {
         0 if rc.0 != usize::MAX => Some(rc),
+        0 if low == 0x1C => Some((20, false)),
+        0 if low == 0x1D => Some((16, true)),
         1 if low <= 0x0B => Some(rc),
         3 if low == 0x04 => Some((8, true)),
         3 if low == 0x05 => Some((12, true)),
@@ -98,11 +103,10 @@ fn layout(opcode: u8) -> Option<(usize, bool)> {
     }
 }
 
-/// Operations that exist and are not served: RD and XRC with all that RC has, FLUSH, ATOMIC WRITE, RD's RESYNC.
+/// Operations that exist and are not served: RD with its RESYNC, and XRC.
 fn is_refused(opcode: u8) -> bool {
     let low = opcode & 0x1F;
     match opcode >> 5 {
-        0 => low == 0x1C || low == 0x1D,
         2 => low <= 0x15,
         5 => low <= 0x14 || matches!(low, 0x16 | 0x17 | 0x1C | 0x1D),
         _ => false,
@@ -122,6 +126,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Head, Bad> {
     let pad = usize::from(bytes[1] >> 4 & 3);
     let inner = bytes.len().checked_sub(12 + more + 4).ok_or(Bad::Malformed)?;
     if inner % 4 != 0 || inner < pad || !has_payload && inner != pad {
+        return Err(Bad::Malformed);
+    }
+    if opcode == 0x1D && inner - pad != 8 {
         return Err(Bad::Malformed);
     }
     let ext = &bytes[12..12 + more];
@@ -151,6 +158,8 @@ pub(super) fn read(bytes: &[u8]) -> Result<Head, Bad> {
             _ => Kind::OtherNak,
         },
         0x12 => Kind::AtomicResult,
+        0x1C => Kind::Flush,
+        0x1D => Kind::AtomicWrite,
         _ => Kind::Atomic,
     };
     let number = |at: usize| u32::try_from(be(&bytes[at..at + 3])).unwrap();

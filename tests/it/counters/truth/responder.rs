@@ -14,12 +14,17 @@ enum Answer {
     /// READ data: first PSN, next one, one beyond the last.
     Data(Psn, Psn, Psn),
     Atomic(Psn),
+    /// An ATOMIC WRITE was done.
+    Placed(Psn),
+    /// A FLUSH was done.
+    Flushed(Psn),
 }
 
 impl Answer {
     const fn first(self) -> Psn {
         match self {
-            Self::Ack(psn) | Self::Nak(psn) | Self::Data(psn, ..) | Self::Atomic(psn) => psn,
+            Self::Ack(psn) | Self::Nak(psn) | Self::Data(psn, ..) => psn,
+            Self::Atomic(psn) | Self::Placed(psn) | Self::Flushed(psn) => psn,
         }
     }
 }
@@ -29,7 +34,11 @@ impl Answer {
 enum Done {
     Read(Psn, Psn, Reth),
     Atomic(Psn),
+    Placed(Psn),
 }
+
+/// FLUSHes whose answer may wait.
+const FLUSHES: usize = 16;
 
 pub(super) struct Responder {
     mtu: u32,
@@ -131,12 +140,24 @@ impl Responder {
                 self.remember(Done::Read(head.psn, end, reth));
                 self.push(Answer::Data(head.psn, head.psn, end));
             }
-            _ => {
+            Kind::Flush => {
+                let waiting = self.queue.iter().filter(|a| matches!(a, Answer::Flushed(_))).count();
+                if waiting >= FLUSHES {
+                    tally.add("drop_refused");
+                    return;
+                }
+                tally.add("rdma_recvs");
+                tally.add("rx_flush_requests");
+                self.expected = plus(head.psn, 1);
+                self.push(Answer::Flushed(head.psn));
+            }
+            kind => {
                 tally.add("rdma_recvs");
                 tally.add("rx_atomic_requests");
                 self.expected = plus(head.psn, 1);
-                self.remember(Done::Atomic(head.psn));
-                self.push(Answer::Atomic(head.psn));
+                let placed = kind == Kind::AtomicWrite;
+                self.remember(if placed { Done::Placed(head.psn) } else { Done::Atomic(head.psn) });
+                self.push(if placed { Answer::Placed(head.psn) } else { Answer::Atomic(head.psn) });
             }
         }
     }
@@ -163,12 +184,21 @@ impl Responder {
                 }
                 rest
             }
-            Kind::Atomic => {
-                let known = self.memory.iter().any(|done| matches!(done, Done::Atomic(p) if *p == psn));
-                if known {
-                    self.insert(Answer::Atomic(psn));
-                }
-                known
+            Kind::Atomic | Kind::AtomicWrite => {
+                let answer = self.memory.iter().find_map(|done| match (done, head.kind) {
+                    (Done::Atomic(p), Kind::Atomic) if *p == psn => Some(Answer::Atomic(psn)),
+                    (Done::Placed(p), Kind::AtomicWrite) if *p == psn => Some(Answer::Placed(psn)),
+                    _ => None,
+                });
+                answer.is_some_and(|answer| {
+                    self.insert(answer);
+                    true
+                })
+            }
+            // One that comes again was done.
+            Kind::Flush => {
+                self.insert(Answer::Flushed(psn));
+                true
             }
             _ => {
                 // Whatever repeats, the last one that was executed is what is acknowledged.
@@ -181,7 +211,7 @@ impl Responder {
     }
 
     fn limit(&self) -> usize {
-        2 * self.depth + 8
+        2 * (self.depth + FLUSHES) + 8
     }
 
     fn push(&mut self, answer: Answer) {
@@ -213,7 +243,9 @@ impl Responder {
         let psn = answer.first();
         let same = self.queue.iter_mut().find(|waiting| match (waiting, answer) {
             (Answer::Data(from, _, to), Answer::Data(..)) => distance(psn, *from) >= 0 && distance(psn, *to) < 0,
-            (Answer::Atomic(p), Answer::Atomic(_)) => *p == psn,
+            (Answer::Atomic(p), Answer::Atomic(_))
+            | (Answer::Placed(p), Answer::Placed(_))
+            | (Answer::Flushed(p), Answer::Flushed(_)) => *p == psn,
             _ => false,
         });
         if let Some(same) = same {
@@ -231,6 +263,7 @@ impl Responder {
             (Answer::Ack(psn), Kind::Ack) => (*psn, true),
             (Answer::Nak(psn), Kind::RnrNak(_) | Kind::SequenceNak) => (*psn, true),
             (Answer::Atomic(psn), Kind::AtomicResult) => (*psn, true),
+            (Answer::Placed(psn) | Answer::Flushed(psn), Kind::ReadData) => (*psn, true),
             (Answer::Data(_, next, end), Kind::ReadData) => {
                 let psn = *next;
                 *next = plus(psn, 1);
