@@ -58,6 +58,11 @@ impl Buffer {
         Remote { addr: self.mr.iova.wrapping_add(offset as u64), rkey: self.mr.rkey }
     }
 
+    /// Ends the registration.
+    pub(crate) fn free(self, v: &mut dyn Verbs) -> Result<(), Failure> {
+        Ok(v.deregister(self.mr.handle)?)
+    }
+
     /// Copies bytes in.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), Failure> {
         Ok(self.region.write(offset, bytes)?)
@@ -105,6 +110,11 @@ impl Poller {
             solicited: false,
         };
         Self { cq, slots: [blank; BATCH], next: 0, ready: 0 }
+    }
+
+    /// The CQ.
+    pub(crate) const fn cq(&self) -> CqHandle {
+        self.cq
     }
 
     /// The next completion that is there now, successful or not. Polling an empty CQ drives the endpoint.

@@ -6,7 +6,7 @@ mod data;
 mod session;
 
 use core::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
 use serde::Serialize;
@@ -62,6 +62,9 @@ pub(crate) struct PingArgs {
     /// Server: serve one client after the other
     #[arg(short = 'P', long, requires = "server")]
     persistent: bool,
+    /// Server: seconds of silence after which it asks whether its client lives, with a WRITE of nothing; 0: never
+    #[arg(long, default_value_t = 5, requires = "server", value_parser = clap::value_parser!(u64).range(..=86_400))]
+    probe: u64,
     /// Client: the address to ping from
     #[arg(short = 'I', long = "source", requires = "client")]
     source: Option<IpAddr>,
@@ -193,6 +196,7 @@ fn serve(args: &PingArgs, v: &mut Handle, connections: &mut Connections, out: &m
     }
 }
 
+/// Serves one client to its end, and leaves nothing of it behind.
 fn serve_one(
     args: &PingArgs,
     v: &mut Handle,
@@ -205,6 +209,22 @@ fn serve_one(
     let (pd, qp, poller) = make_qp(v)?;
     connections.attach(v, id, qp)?;
     let mut session = Session::new(v, pd, qp, poller, args.size)?;
+    session.probe_after(Some(Duration::from_secs(args.probe)).filter(|after| !after.is_zero()));
+    let answered = answer(args, v, connections, id, &mut session, served, out);
+    connections.forget(v, id)?;
+    session.close(v, pd)?;
+    answered
+}
+
+fn answer(
+    args: &PingArgs,
+    v: &mut Handle,
+    connections: &mut Connections,
+    id: IdHandle,
+    session: &mut Session,
+    served: &mut Served,
+    out: &mut Output,
+) -> Result<(), Failure> {
     connections.accept(v, id, &param())?;
     debug(args, format_args!("connected to {}", connections.peer(id)));
     served.clients += 1;
@@ -216,7 +236,5 @@ fn serve_one(
         }
     }
     remark("server DISCONNECT EVENT...");
-    connections.part(v, id)?;
-    connections.forget(v, id)?;
-    session.close(v)
+    connections.part(v, id)
 }

@@ -23,6 +23,9 @@ const SLICE: Duration = Duration::from_millis(50);
 /// that could fail.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// The work request that asks an idle client whether it lives; those of the conversation have other numbers.
+const PROBE_WR: u64 = u64::MAX - 1;
+
 /// What a wait for the peer's SEND ended with.
 enum Heard {
     Info(Info),
@@ -42,6 +45,8 @@ pub(super) struct Session {
     size: usize,
     /// A server waits for its client for ever.
     patient: bool,
+    /// After so much silence a server asks whether its client lives.
+    probe_after: Option<Duration>,
     heard: Option<Info>,
 }
 
@@ -58,6 +63,7 @@ impl Session {
             sink: Buffer::new(v, pd, room, remote)?,
             size: usize::try_from(size).unwrap_or(0),
             patient: false,
+            probe_after: None,
             heard: None,
         };
         for slot in 0..RECEIVES {
@@ -96,6 +102,24 @@ impl Session {
         data::text(number, self.size)
     }
 
+    /// Server: a client that is silent for so long is asked whether it lives, again and again; one that does not even
+    /// acknowledge ends the session with an error.
+    pub(super) fn probe_after(&mut self, silence: Option<Duration>) {
+        self.probe_after = silence;
+    }
+
+    /// A WRITE of nothing: the peer's device acknowledges it, whatever its program does.
+    fn probe(&self, v: &mut Handle) -> Result<(), Failure> {
+        let wr = SendWr {
+            wr_id: PROBE_WR,
+            operation: Operation::Write(Remote::default()),
+            payload: Payload::Sges(&[]),
+            flags: SendFlags::SIGNALED,
+            destination: None,
+        };
+        Ok(v.post_send(self.qp, &[wr])?)
+    }
+
     /// Server: answers one ping; `None` when the client has disconnected instead.
     pub(super) fn pong(
         &mut self,
@@ -120,9 +144,14 @@ impl Session {
         Ok(Some(text))
     }
 
-    /// Destroys the QP. Memory stays registered until its protection domain is left, with the process.
-    pub(super) fn close(self, v: &mut Handle) -> Result<(), Failure> {
-        Ok(v.destroy_qp(self.qp)?)
+    /// Destroys everything but the connection's id.
+    pub(super) fn close(self, v: &mut Handle, pd: PdHandle) -> Result<(), Failure> {
+        v.destroy_qp(self.qp)?;
+        for buffer in [self.infos, self.near, self.sink] {
+            buffer.free(v)?;
+        }
+        v.destroy_cq(self.poller.cq())?;
+        Ok(v.dealloc_pd(pd)?)
     }
 
     /// Sends an advertisement and waits until it is acknowledged.
@@ -197,7 +226,7 @@ impl Session {
         what: &str,
         over: &mut dyn FnMut(&mut Handle) -> Result<bool, Failure>,
     ) -> Result<Option<bool>, Failure> {
-        let mut silence = Duration::ZERO;
+        let (mut silence, mut probing) = (Duration::ZERO, false);
         loop {
             let Some(wc) = self.poller.wait(v, SLICE)? else {
                 if over(v)? {
@@ -210,10 +239,19 @@ impl Session {
                         "the server has acknowledged, and said nothing for {seconds} s"
                     )));
                 }
+                if self.patient && !probing && self.probe_after.is_some_and(|after| silence >= after) {
+                    self.probe(v)?;
+                    probing = true;
+                }
                 continue;
             };
             if wc.status == WcStatus::WorkRequestFlushed {
                 return Ok(None);
+            }
+            if wc.wr_id == PROBE_WR {
+                rdma::succeeded(v, &wc, "the client is gone: a WRITE of nothing")?;
+                (silence, probing) = (Duration::ZERO, false);
+                continue;
             }
             let wc = rdma::succeeded(v, &wc, what)?;
             if wc.opcode != WcOpcode::Recv {

@@ -83,6 +83,17 @@ fn a_server_that_dies_ends_its_client() {
 }
 
 #[test]
+fn a_client_that_vanishes_does_not_stop_a_persistent_server() {
+    let server = serve("127.77.46.1", &["-P", "--probe", "1"]);
+    // The first client's later messages are lost, and it goes without a word: the server has nothing outstanding then.
+    let first = ping("127.77.46.2", "127.77.46.1", &["--fault", "drop:send-only:5-9999:out"]);
+    first.fails(1, "the SEND failed with status 12");
+    let second = ping("127.77.46.3", "127.77.46.1", &["-C", "2"]);
+    assert_eq!(second.code, 0, "{second:?}");
+    drop(server);
+}
+
+#[test]
 fn wrong_usage() {
     for args in [&["ping"][..], &["ping", "-c"], &["ping", "-s", "-c", "-a", "127.0.0.1"], &["ping", "-s", "-S", "25"]]
     {
