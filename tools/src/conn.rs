@@ -15,6 +15,7 @@ use uroce_cm::wire::PortSpace;
 use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm, RetryPolicy};
 
 use crate::exit::Failure;
+use crate::guard;
 use crate::node::Handle;
 use crate::observe::CmBoard;
 use crate::why;
@@ -56,12 +57,18 @@ impl Front {
     fn of(v: &mut Handle) -> Result<Self, Failure> {
         #[cfg(feature = "hw")]
         if v.is_hardware() {
+            guard::refuse_on_hardware()?;
             return Ok(Self::Hardware(Box::new(crate::hardware::connection_manager()?)));
         }
-        let rng = Rng::from_seed(system_seed()?);
+        let mut rng = Rng::from_seed(system_seed()?);
+        let policy = guard::policy(&mut rng, v.now())?;
         let mut config = CmConfig::default();
         config.agent.retry = RETRY;
-        Ok(Self::Software(Box::new(Cm::new(v, config, rng).map_err(Failure::failed)?)))
+        let mut cm = Cm::new(v, config, rng).map_err(Failure::failed)?;
+        if let Some(policy) = policy {
+            cm.set_policy(policy);
+        }
+        Ok(Self::Software(Box::new(cm)))
     }
 }
 

@@ -9,6 +9,7 @@ mod device_arg;
 mod devinfo;
 mod dump;
 mod exit;
+mod guard;
 mod hardware;
 mod health;
 mod node;
@@ -44,6 +45,8 @@ struct Cli {
     json: bool,
     #[command(flatten)]
     wrap: wrap::WrapArgs,
+    #[command(flatten)]
+    guard: guard::GuardArgs,
     #[command(flatten)]
     inspect: observe::InspectArgs,
     #[command(subcommand)]
@@ -91,6 +94,13 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli, out: &mut Output) -> Result<(), Failure> {
+    let has_cm = matches!(&cli.command, Command::Cm(_) | Command::Demo(_) | Command::Perf(_) | Command::Ping(_));
+    if !has_cm && !cli.guard.is_empty() {
+        return Err(Failure::Usage(
+            "only cm, demo, perf and ping have a connection manager; leave --policy and --audit out".into(),
+        ));
+    }
+    cli.guard.install()?;
     match &cli.command {
         // It only watches: a flag that would do nothing is a mistake.
         Command::Dump(_) if !cli.wrap.is_empty() => Err(Failure::Usage(

@@ -281,3 +281,21 @@ fn an_alarm_of_the_device_is_counted_and_written_down() {
     assert!(lines.lock().unwrap()[0].contains("\"event\":\"probing\",\"source_gid\":\"::ffff:11.0.0.9\""));
     assert_eq!(AuditRecord::new(AuditEvent::Probing).qpn, None);
 }
+
+#[test]
+fn the_example_of_the_book_is_a_policy() {
+    let page = include_str!("../../../docs/src/policy.md");
+    let text = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let policy = PolicyConfig::from_toml(text).unwrap();
+    assert_eq!(
+        policy.rules.rules.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(),
+        ["black sheep", "storage network"]
+    );
+    // The figures of its table.
+    let usual = PolicyConfig::default();
+    assert_eq!((usual.limits.half_open_records(), usual.limits.timewait_records()), (1638, 10_922));
+    for line in page.lines().filter(|l| l.starts_with("{\"time\"")) {
+        let record: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(record["event"].is_string());
+    }
+}

@@ -6,6 +6,7 @@ mod cm;
 mod demo;
 mod dump;
 mod environment;
+mod guard;
 #[cfg(feature = "hw")]
 mod hardware;
 mod health;
