@@ -280,6 +280,7 @@ impl Assembly {
     }
 
     /// Key and range of a WRITE, all of it, at its first packet. Zero length needs neither.
+    #[inline]
     pub(crate) fn check_write_access(&self, op: &RequestOp, id: &Ident, cx: &Cx<'_>) -> Result<(), Refusal> {
         let RequestOp::Write(WritePart::First(reth) | WritePart::Only(reth, _)) = op else { return Ok(()) };
         if reth.length == 0 {

@@ -86,7 +86,7 @@ impl Requester {
         let before = self.una;
         let mut reached = true;
         while end.distance_from(self.una) > 0 {
-            let Some(wqe) = self.queue.window().front().copied() else { break };
+            let Some(wqe) = self.queue.window().front() else { break };
             if wqe.head.operation.awaits_response() {
                 reached = false;
                 break;
@@ -100,6 +100,7 @@ impl Requester {
             }
         }
         if self.una != before {
+            self.complete_executed(id, cx);
             self.progressed(cx.now);
         }
         reached
@@ -112,12 +113,11 @@ impl Requester {
         if wqe.head.flags.signaled || id.signal_all {
             cx.complete(id.send_cq, send_completion(id, &wqe, WcStatus::Success, 0, byte_len));
         }
-        self.complete_executed(id, cx);
     }
 
     /// Local operations that were carried out complete as soon as everything before them has.
     pub(super) fn complete_executed(&mut self, id: &Ident, cx: &mut Cx<'_>) {
-        if self.queue.window().front().is_some_and(|wqe| wqe.executed) {
+        while self.queue.window().front().is_some_and(|wqe| wqe.executed) {
             self.complete_head(0, id, cx);
         }
     }
@@ -251,6 +251,7 @@ impl Requester {
         self.una = psn.next();
         if self.una == wqe.end() {
             self.complete_head(wqe.head.length, id, cx);
+            self.complete_executed(id, cx);
         }
         self.progressed(cx.now);
         Ok(self.fail_poisoned_head()?)
@@ -274,6 +275,7 @@ impl Requester {
     fn answered(&mut self, wqe: &Wqe, byte_len: u32, id: &Ident, cx: &mut Cx<'_>) -> Result<(), ResponseError> {
         self.una = wqe.end();
         self.complete_head(byte_len, id, cx);
+        self.complete_executed(id, cx);
         self.progressed(cx.now);
         Ok(self.fail_poisoned_head()?)
     }

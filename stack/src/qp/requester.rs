@@ -308,14 +308,17 @@ impl Requester {
         let Some(wqe) = self.queue.pull(self.next_psn, path.mtu) else { return false };
         self.next_psn = wqe.end();
         let operation = &wqe.head.operation;
-        if operation.is_local() {
+        let (local, awaits_response) = (operation.is_local(), operation.awaits_response());
+        if local {
             return true;
         }
-        if cx.mrs.check_sges(id.pd, self.queue.sges_of(&wqe), operation.is_read_or_atomic()).is_err() {
+        let lands = operation.is_read_or_atomic();
+        let sges = self.queue.window().back().map_or(&[][..], |wqe| self.queue.sges_of(wqe));
+        if cx.mrs.check_sges(id.pd, sges, lands).is_err() {
             self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
         }
         // Posted while READs were allowed, and the depth was taken away since (SQD): it could never go.
-        if operation.awaits_response() && self.attr.max_rd_atomic == 0 {
+        if awaits_response && self.attr.max_rd_atomic == 0 {
             self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
         }
         true

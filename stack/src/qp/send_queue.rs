@@ -73,22 +73,22 @@ impl SendQueue {
         }
     }
 
-    /// Takes the next posted work request into flight, its PSNs beginning with `first`.
-    pub(crate) fn pull(&mut self, first: Psn, mtu: PathMtu) -> Option<Wqe> {
+    /// Takes the next posted work request into flight, its PSNs beginning with `first`: the last of the window then.
+    pub(crate) fn pull(&mut self, first: Psn, mtu: PathMtu) -> Option<&Wqe> {
         let size = self.ring.size();
         let slot = self.next_slot;
         let sges = self.sges.get_mut(slot * size.sges..(slot + 1) * size.sges)?;
         let inline = self.inline.get_mut(slot * size.inline..(slot + 1) * size.inline)?;
         let head = self.ring.pop(sges, inline)?;
         self.next_slot = (slot + 1) % size.requests;
-        let packets = match head.operation {
+        let packets = match &head.operation {
             op if op.is_local() => 0,
             op if op.is_atomic() => 1,
             _ => mtu.packets_for(head.length),
         };
         let wqe = Wqe { head, slot, first, packets, executed: false, poisoned: None };
         self.window.push_back(wqe);
-        Some(wqe)
+        self.window.back()
     }
 
     /// Work requests in flight, oldest first.

@@ -58,7 +58,7 @@ impl DatagramSender {
         room: &mut TxRoom<'_>,
     ) -> Result<Option<TxBurst>, SendFailure> {
         // The one packet of a datagram; the size of the path does not matter here.
-        let Some(wqe) = self.queue.pull(self.psn, PathMtu::B4096) else { return Ok(None) };
+        let Some(wqe) = self.queue.pull(self.psn, PathMtu::B4096).copied() else { return Ok(None) };
         let fail = |status, kind| SendFailure { status, kind, psn: wqe.first };
         let Some(destination) = wqe.head.destination else {
             return Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable));
