@@ -216,7 +216,9 @@ impl Exchange {
         let Self { world, scenario, .. } = self;
         let addresses = if scenario.ipv6 { ["fd00::1", "fd00::2"] } else { ["10.0.0.1", "10.0.0.2"] };
         let ips = addresses.map(|a| a.parse().unwrap());
-        let nodes = ips.map(|ip| world.add_endpoint(EndpointConfig::new(vec![ip], PathMtu::B4096)));
+        let qp_options = scenario.options;
+        let config = |ip| EndpointConfig { qp_options, ..EndpointConfig::new(vec![ip], PathMtu::B4096) };
+        let nodes = ips.map(|ip| world.add_endpoint(config(ip)));
         world.set_link(nodes[0], nodes[1], scenario.links[0]);
         world.set_link(nodes[1], nodes[0], scenario.links[1]);
         world.set_segments_max(scenario.segments);
@@ -296,7 +298,7 @@ impl Exchange {
         let transitions = [
             QpTransition::Init(InitAttr::connected(TARGET)),
             QpTransition::Rtr(RtrAttr {
-                av: AddressVector::new(peer_gid, 0),
+                av: AddressVector { udp_source_port: s.source_port, ..AddressVector::new(peer_gid, 0) },
                 path_mtu: s.mtu,
                 dest_qpn: self.parties[us ^ 1].qpn,
                 rq_psn: s.first_psn[theirs],
@@ -509,7 +511,7 @@ impl Exchange {
                 // Each try is one to four timeouts long; between them there may have been waits for a receive.
                 let tries = u32::from(limit) + 1;
                 let waits = detail.tries.checked_sub(tries).expect("each retry is a try");
-                let longest = timeout * 4 * tries + (s.rnr_timer.duration() + timeout) * waits;
+                let longest = timeout * 4 * tries + (s.longest_rnr() + timeout) * waits;
                 assert!(detail.elapsed <= longest, "{detail}, timeout {timeout:?}");
                 if detail.kind == FailureKind::NoAnswer && s.is_lossless() {
                     assert!(detail.elapsed >= timeout * tries, "{detail}, timeout {timeout:?}");

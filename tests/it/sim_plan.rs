@@ -7,7 +7,7 @@ use uroce::device::impair::ImpairModel;
 use uroce::rng::Rng;
 use uroce::time::Duration;
 use uroce::types::{AckTimeout, Imm, PathMtu, Psn, RetryCount, Rkey, RnrRetry, RnrTimer};
-use uroce::verbs::{FlushScope, SendFlags, WcData, WcOpcode};
+use uroce::verbs::{FlushScope, MAX_READ_BYTES, QpOptions, SendFlags, SourcePort, WcData, WcOpcode};
 
 /// Inline bytes of a send.
 pub(crate) const INLINE: u32 = 64;
@@ -36,6 +36,9 @@ pub(crate) struct Scenario {
     pub(crate) depth: u32,
     pub(crate) reads: u8,
     pub(crate) first_psn: [Psn; 2],
+    pub(crate) source_port: SourcePort,
+    /// Credits, an RNR timer that adapts, and a bound on waiting READs, on some runs.
+    pub(crate) options: QpOptions,
 }
 
 impl Scenario {
@@ -71,7 +74,19 @@ impl Scenario {
             depth: u32::try_from(rng.within(4..=32)).unwrap(),
             reads: u8::try_from(rng.within(1..=16)).unwrap(),
             first_psn: [psn(rng), psn(rng)],
+            source_port: if rng.chance(0.3) { SourcePort::Rotating } else { SourcePort::Formula },
+            options: QpOptions {
+                credits: rng.chance(0.4),
+                rnr_timer_max: rng.chance(0.3).then(|| RnrTimer::new(16)).flatten(),
+                max_read_bytes: if rng.chance(0.3) { rng.within(1..=20_000) } else { MAX_READ_BYTES },
+                ..QpOptions::default()
+            },
         }
+    }
+
+    /// The longest that a refused request is asked to wait.
+    pub(crate) fn longest_rnr(&self) -> Duration {
+        self.options.rnr_timer_max.unwrap_or(self.rnr_timer).duration().max(self.rnr_timer.duration())
     }
 
     /// Nothing is lost or late.
