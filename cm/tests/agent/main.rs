@@ -4,6 +4,7 @@
 
 mod connect;
 mod faults;
+mod fuzz;
 mod hostile;
 mod lap;
 mod loss;
