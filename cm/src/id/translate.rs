@@ -147,8 +147,15 @@ impl Cm {
         if let Some(id) = self.by_comm.get(&rejection.comm).copied() {
             self.fail_qp(verbs, id);
         }
-        let data = rejection.private_data.as_bytes().to_vec();
-        self.tell_peer(rejection.comm, EventKind::Rejected, rejection.reason.code().into(), data, None);
+        if let Some(id) = self.by_comm.get(&rejection.comm).copied() {
+            let private_data = rejection.private_data.as_bytes().to_vec();
+            self.events.push_back(IdEvent {
+                status: rejection.reason.code().into(),
+                param: PeerParam { private_data, ..PeerParam::default() },
+                info: rejection.info(),
+                ..IdEvent::new(id, EventKind::Rejected)
+            });
+        }
         if !rejection.timewait {
             self.forget(rejection.comm);
         }

@@ -11,7 +11,7 @@ use uroce::verbs::{
 
 use crate::agent::CmError;
 use crate::gsi::GsiError;
-use crate::wire::{RejReason, SidrStatus, TransportService};
+use crate::wire::{RejInfo, RejReason, SidrStatus, TransportService};
 
 /// Tag types of the front's handles.
 pub mod kind {
@@ -165,12 +165,23 @@ pub struct IdEvent {
     pub attempt: Option<Attempt>,
     /// Of [`EventKind::Established`] when a datagram service was resolved, and of [`EventKind::MulticastJoin`].
     pub ud: Option<UdPeer>,
+    /// Of [`EventKind::Rejected`]: what the peer would have taken, or where to ask in its place.
+    pub info: RejInfo,
 }
 
 impl IdEvent {
     /// An event of status 0 with nothing to say.
     pub(crate) fn new(id: IdHandle, kind: EventKind) -> Self {
-        Self { id, listen_id: None, kind, status: 0, param: PeerParam::default(), attempt: None, ud: None }
+        Self {
+            id,
+            listen_id: None,
+            kind,
+            status: 0,
+            param: PeerParam::default(),
+            attempt: None,
+            ud: None,
+            info: RejInfo::None,
+        }
     }
 
     /// What the SIDR_REP said of an [`EventKind::Unreachable`] datagram service; `None` when nobody answered.

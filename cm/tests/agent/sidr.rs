@@ -3,7 +3,8 @@
 use uroce::rng::Rng;
 use uroce::types::{PKey, QKey};
 use uroce_cm::agent::{
-    AddressFilter, Admission, Arrival, Gate, Limits, MadAddress, Notice, Outcome, Overflow, ServiceAnswer,
+    AddressFilter, Admission, Arrival, Gate, Limits, MadAddress, Notice, Outcome, Overflow, ResolveParams,
+    ServiceAnswer,
 };
 use uroce_cm::wire::{
     IpHeader, Mad, MadKind, Message, PortSpace, PrivateData, RejReason, ServiceId, SidrRep, SidrReq, SidrStatus,
@@ -270,6 +271,17 @@ fn udaddy_of_rxe_is_understood_and_spoken() {
     let answer = ServiceAnswer { qpn: rep.qpn, qkey: rep.qkey, private_data: b"", ..service_answer() };
     server.answer_service(at(0), request.sidr, &answer).unwrap();
     assert_eq!(Mad::parse(&server.poll_mad().unwrap().bytes).unwrap(), mads[1]);
+    // As the client: the same question, the numbers of the exchange aside.
+    let mut client = Agent::new(exact(), Rng::from_u64(3));
+    let to = MadAddress { local: node(1), remote: node(2) };
+    let params = ResolveParams { to, service_id: req.service_id, private_data: req.private_data.as_bytes() };
+    client.resolve_service(at(0), &params).unwrap();
+    let Message::SidrReq(asked) = Mad::parse(&client.poll_mad().unwrap().bytes).unwrap().message else { panic!() };
+    assert_eq!(SidrReq { request_id: req.request_id, ..asked }, req);
+    let answer = Mad::new(TransactionId::new(5), SidrRep { request_id: asked.request_id, ..rep });
+    client.handle_mad(at(1), to, &answer.emit());
+    let Some(CmEvent::ServiceReply(reply)) = client.poll_event() else { panic!() };
+    assert_eq!((reply.qpn, reply.qkey), (rep.qpn, QKey::RDMA_UDP));
 }
 
 /// A gate that lets in what comes from A's address, and writes down what it hears.

@@ -6,6 +6,7 @@ mod matcher;
 mod net;
 mod paths;
 mod sequence;
+mod spaces;
 
 use uroce::types::Qpn;
 use uroce::verbs::{QpHandle, WcData, WcOpcode, WcStatus, WorkCompletion};

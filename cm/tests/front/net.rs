@@ -139,6 +139,15 @@ impl Net {
         self.listen_on(PortSpace::Tcp, addr)
     }
 
+    pub(crate) fn listen_with(&mut self, addr: IpAddr, backlog: usize) -> IdHandle {
+        self.on(B, |cm, _, verbs| {
+            let id = cm.create_id(PortSpace::Tcp).unwrap();
+            cm.bind_addr(verbs, id, SocketAddr::new(addr, PORT)).unwrap();
+            cm.listen(id, backlog).unwrap();
+            id
+        })
+    }
+
     pub(crate) fn listen_on(&mut self, space: PortSpace, addr: IpAddr) -> IdHandle {
         self.on(B, |cm, _, verbs| {
             let id = cm.create_id(space).unwrap();
@@ -182,6 +191,16 @@ impl Net {
             qpn: None,
         };
         Side { qp: verbs.create_qp(init).unwrap(), pd, cq, region, mr }
+    }
+
+    /// An RC QP in the domain and with the CQ of another.
+    pub(crate) fn another(&mut self, side: usize, of: &Side) -> QpHandle {
+        let verbs = self.world.endpoint(self.nodes[side]);
+        let caps = QpCapabilities { max_send_wr: 1, max_recv_wr: 1, ..QpCapabilities::default() };
+        let (pd, cq) = (of.pd, of.cq);
+        let qp_type = QpType::Rc;
+        let init = QpInit { pd, qp_type, send_cq: cq, recv_cq: cq, srq: None, caps, signal_all: true, qpn: None };
+        verbs.create_qp(init).unwrap()
     }
 
     pub(crate) fn post_recv(&mut self, side: usize, s: &Side) {
