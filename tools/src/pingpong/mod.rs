@@ -261,7 +261,7 @@ impl Table {
         let buffer = Buffer::new(v, pd, len, AccessFlags::LOCAL_WRITE)?;
         buffer.write(0, &check::unwritten(incoming))?;
         if args.is_client() {
-            buffer.write(outgoing, &check::message(size, args.chk))?;
+            buffer.write(outgoing, &check::message(size, check::FILL, args.chk))?;
         }
         let cq = v.create_cq(args.rx_depth + 1)?;
         let qp_type = match args.kind {
@@ -359,7 +359,7 @@ impl Table {
 
     /// Looks at what came last: the client's bytes, at either side.
     fn check(&self) -> Result<(), Failure> {
-        check::verify(&self.buffer.read(self.headroom, self.size)?)
+        check::verify(&self.buffer.read(self.headroom, self.size)?, check::FILL)
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn run(
     }
     let elapsed = tables.play(v, args)?;
     tables.poller.linger(v, args.linger())?;
-    let verdict = if args.chk { check::verify(&tables.buffer.read(0, tables.size)?) } else { Ok(()) };
+    let verdict = if args.chk { check::verify(&tables.buffer.read(0, tables.size)?, check::FILL_SRQ) } else { Ok(()) };
     report(args, out, &Ends { local: mine, remote: theirs }, elapsed, args.chk && verdict.is_ok())?;
     verdict
 }
@@ -83,7 +83,7 @@ impl Tables {
         let buffer = Buffer::new(v, pd, len, AccessFlags::LOCAL_WRITE)?;
         buffer.write(0, &check::unwritten(size))?;
         if args.is_client() {
-            buffer.write(outgoing, &check::message(size, args.chk))?;
+            buffer.write(outgoing, &check::message(size, check::FILL_SRQ, args.chk))?;
         }
         let srq = v.create_srq(SrqInit { pd, max_wr: args.rx_depth, max_sge: 1 })?;
         let (tables, poller) = make_qps(v, args.rx_depth, qps, pd, srq)?;
