@@ -6,6 +6,8 @@
 //! works wherever the verdict is not the end of it. Every ICRC is right unless the ICRC is the point.
 
 mod access;
+#[cfg(not(test))]
+pub(crate) mod at_rxe;
 mod delivery;
 mod malformed;
 mod requests;

@@ -164,8 +164,12 @@ impl Shot {
     }
 
     /// The segment with its ICRC, and whatever is then flipped.
-    pub(super) fn sealed(&self, flow: &uroce::wire::Flow, mut bytes: Vec<u8>) -> Vec<u8> {
-        let ip = IpFields { id: 0, flags_fragment: DONT_FRAGMENT };
+    pub(super) fn sealed(&self, flow: &uroce::wire::Flow, bytes: Vec<u8>) -> Vec<u8> {
+        self.sealed_in(flow, IpFields { id: 0, flags_fragment: DONT_FRAGMENT }, bytes)
+    }
+
+    /// The same in an IPv4 packet with these fields.
+    pub(super) fn sealed_in(&self, flow: &uroce::wire::Flow, ip: IpFields, mut bytes: Vec<u8>) -> Vec<u8> {
         let icrc = uroce::wire::icrc(flow, ip, &bytes);
         bytes.extend(icrc);
         if let Some(total) = self.total {
