@@ -3,6 +3,8 @@
 //! Owns the connection to `tests/rxe-vm/src/target.c`, which makes the QPs in the guest, the raw device that carries
 //! the packets, and the table of differences. What a packet is and what we do with it stands in the corpus.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program whose result is what it prints")]
+
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -40,14 +40,15 @@ static void say_failed(const char *what)
 
 static void clear(void)
 {
-    if (qp)
-        ibv_destroy_qp(qp);
+    // A window that is bound on a QP keeps rxe from destroying it.
     for (int i = 0; i < keys; i++) {
         if (windows[i])
             ibv_dealloc_mw(windows[i]);
         if (more[i])
             ibv_dereg_mr(more[i]);
     }
+    if (qp)
+        ibv_destroy_qp(qp);
     if (cq)
         ibv_destroy_cq(cq);
     keys = 0;
@@ -166,9 +167,10 @@ static uint32_t bound_window(unsigned rights)
         .mr = mr, .addr = (uintptr_t)mem, .length = REGION, .mw_access_flags = rights};
     if (ibv_post_send(qp, &wr, &bad))
         return 0;
-    while (ibv_poll_cq(cq, 1, &wc) == 0)
-        ;
-    return wc.status ? 0 : wr.bind_mw.rkey;
+    for (int i = 0; i < 100000; i++)
+        if (ibv_poll_cq(cq, 1, &wc) > 0)
+            return wc.status ? 0 : wr.bind_mw.rkey;
+    return 0;
 }
 
 static void new_key(const char *arguments)
