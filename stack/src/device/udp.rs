@@ -634,6 +634,48 @@ mod tests {
     }
 
     #[test]
+    fn a_group_is_heard_by_its_members_and_only_while_they_are() {
+        let (mut a, mut b, mut c) = (device(), device(), device());
+        let group: IpAddr = Ipv4Addr::new(239, 7, 9, 1).into();
+        let f = flow(&a, group);
+        for member in [&mut b, &mut c] {
+            member.set_membership(group, true).unwrap();
+            member.set_membership(group, true).unwrap();
+        }
+        send(&mut a, f, &[b"all"]);
+        // The wait ends for it, too.
+        assert_eq!(receive(&mut b, 1), [(f, b"all".to_vec())]);
+        assert_eq!(receive(&mut c, 1), [(f, b"all".to_vec())]);
+        assert_eq!(a.receive(T0, 1, &mut |_| ()).unwrap(), 0, "no member");
+        // What is sent to a member itself still arrives, and only once.
+        let to_b = flow(&a, b.address);
+        send(&mut a, to_b, &[b"one"]);
+        assert_eq!(receive(&mut b, 1), [(to_b, b"one".to_vec())]);
+        assert_eq!(c.receive(T0, 1, &mut |_| ()).unwrap(), 0);
+        b.set_membership(group, false).unwrap();
+        send(&mut a, f, &[b"rest"]);
+        assert_eq!(receive(&mut c, 1).len(), 1);
+        assert_eq!(b.receive(T0, 1, &mut |_| ()).unwrap(), 0);
+    }
+
+    #[test]
+    fn groups_that_cannot_be_joined_say_why() {
+        let mut d = device();
+        for no in [IpAddr::from(Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 1)), Ipv4Addr::new(10, 0, 0, 1).into()] {
+            assert!(matches!(d.set_membership(no, true), Err(DeviceError::Membership { group, .. }) if group == no));
+            d.set_membership(no, false).unwrap();
+        }
+        for i in 0..GROUPS_MAX {
+            let group = Ipv4Addr::new(239, 7, 8, u8::try_from(i).unwrap());
+            d.set_membership(group.into(), true).unwrap();
+        }
+        let one_more = d.set_membership(Ipv4Addr::new(239, 7, 10, 1).into(), true);
+        assert!(matches!(one_more, Err(DeviceError::Membership { .. })));
+        d.set_membership(Ipv4Addr::new(239, 7, 8, 0).into(), false).unwrap();
+        d.set_membership(Ipv4Addr::new(239, 7, 10, 1).into(), true).unwrap();
+    }
+
+    #[test]
     fn the_number_of_source_ports_is_bounded() {
         let mut a =
             UdpDevice::open_with(address(), UdpOptions { source_ports: 1000, ..UdpOptions::default() }).unwrap();

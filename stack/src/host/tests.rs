@@ -38,6 +38,26 @@ fn processor_time() -> u64 {
 }
 
 #[test]
+fn a_group_that_the_device_cannot_join_is_an_answer_and_not_an_event() {
+    let host = host();
+    let mut verbs = host.handle();
+    let side = Side::new(&mut verbs, 64);
+    let caps = crate::verbs::QpCapabilities::default();
+    let qp_type = crate::verbs::QpType::Ud;
+    let pd = verbs.alloc_pd().unwrap();
+    let (send_cq, recv_cq) = (side.cq, side.cq);
+    let init = QpInit { pd, qp_type, send_cq, recv_cq, srq: None, caps, signal_all: false, qpn: None };
+    let ud = verbs.create_qp(init).unwrap();
+    // An IPv6 group on a socket of IPv4.
+    let group = |text: &str| Gid::from(text.parse::<std::net::IpAddr>().unwrap());
+    assert_eq!(verbs.attach_multicast(ud, group("ff0e::1")), Err(VerbsError::JoinRefused));
+    assert_eq!(verbs.detach_multicast(ud, group("ff0e::1")), Err(VerbsError::NotMulticast), "nothing was attached");
+    verbs.attach_multicast(ud, group("239.7.7.7")).unwrap();
+    verbs.detach_multicast(ud, group("239.7.7.7")).unwrap();
+    assert_eq!(verbs.poll_event(), None);
+}
+
+#[test]
 fn threads_share_two_engines_and_every_message_arrives_once() {
     const THREADS: u8 = 4;
     const ROUNDS: u64 = 200;
