@@ -50,10 +50,12 @@ pub(crate) fn idle_engine(device: &DeviceArg) -> Result<Engine<Box<dyn Device>>,
 /// An endpoint as commands use it.
 pub(crate) trait Endpoint: WaitVerbs {
     /// Whether it is RDMA hardware, whose connections the kernel makes.
+    #[cfg(feature = "hw")]
     fn is_hardware(&self) -> bool;
 }
 
 impl Endpoint for host::Handle {
+    #[cfg(feature = "hw")]
     fn is_hardware(&self) -> bool {
         false
     }

@@ -20,6 +20,8 @@ const INLINE: u32 = 1 << 3;
 const WC_GRH: u32 = 1;
 const WC_WITH_IMM: u32 = 1 << 1;
 const WC_WITH_INV: u32 = 1 << 3;
+/// Marks a driver's own error number, so that none is taken for one of [`crate::verbs::FailureKind`].
+const FOREIGN: u32 = 1 << 31;
 /// Opcodes of send work requests.
 const WR_RDMA_WRITE: u32 = 0;
 const WR_RDMA_WRITE_WITH_IMM: u32 = 1;
@@ -298,7 +300,7 @@ pub(super) fn completion(wc: &abi::Wc, qp: QpHandle) -> WorkCompletion {
         wr_id: wc.wr_id,
         status,
         opcode: wc_opcode(wc.opcode).unwrap_or(WcOpcode::Send),
-        vendor_err: wc.vendor_err,
+        vendor_err: if wc.vendor_err == 0 { 0 } else { wc.vendor_err | FOREIGN },
         byte_len: wc.byte_len,
         data: if status == WcStatus::Success { data } else { WcData::None },
         qp,

@@ -113,7 +113,7 @@ pub struct WorkCompletion {
     pub status: WcStatus,
     /// What it was.
     pub opcode: WcOpcode,
-    /// [`FailureKind`] as a number, 0 on success.
+    /// [`FailureKind`] as a number, 0 on success. Of hardware the driver's own number with bit 31 set.
     pub vendor_err: u32,
     /// Bytes received, or read; for UD with the 40 bytes of the GRH area.
     pub byte_len: u32,

@@ -4,8 +4,8 @@ use super::*;
 use crate::table::Slab;
 use crate::types::Lkey;
 use crate::verbs::{
-    FastRegister, FlushPlacement, FlushScope, InitAttr, MwBind, Payload, QpTransition, Remote, RtrAttr, RtsAttr,
-    SendFlags, Sge, UdDestination, kind,
+    FailureKind, FastRegister, FlushPlacement, FlushScope, InitAttr, MwBind, Payload, QpTransition, Remote, RtrAttr,
+    RtsAttr, SendFlags, Sge, UdDestination, kind,
 };
 
 fn gid(last: u8) -> Gid {
@@ -291,7 +291,7 @@ fn a_completion_is_read_with_what_it_carries() {
     };
     let wc = completion(&raw, qp);
     assert_eq!((wc.wr_id, wc.status, wc.opcode, wc.byte_len), (9, WcStatus::Success, WcOpcode::Recv, 44));
-    assert_eq!((wc.data, wc.grh, wc.vendor_err), (WcData::Imm(Imm::new(0x0102_0304)), true, 7));
+    assert_eq!((wc.data, wc.grh, wc.vendor_err), (WcData::Imm(Imm::new(0x0102_0304)), true, 0x8000_0007));
     assert_eq!((wc.qp, wc.qp_num.get(), wc.src_qp.get()), (qp, 0x11, 0x36));
     let invalidated = abi::Wc { wc_flags: WC_WITH_INV, imm_data: 0x88, ..raw };
     assert_eq!(completion(&invalidated, qp).data, WcData::Invalidated(Rkey::new(0x88)));
@@ -299,4 +299,7 @@ fn a_completion_is_read_with_what_it_carries() {
     assert_eq!((plain.data, plain.grh), (WcData::None, false));
     let failed = completion(&abi::Wc { status: 12, opcode: 0xDEAD, ..raw }, qp);
     assert_eq!((failed.status, failed.data), (WcStatus::RetryExceeded, WcData::None));
+    // A driver's number means nothing to us: the status alone explains.
+    assert_eq!(FailureKind::from_vendor_err(failed.vendor_err), None);
+    assert_eq!(completion(&abi::Wc { vendor_err: 0, ..raw }, qp).vendor_err, 0);
 }
