@@ -106,7 +106,7 @@ impl Reader {
                 qpn: end.qpn.get(),
                 peer: remains.ends[us ^ 1].qpn.get(),
                 requester: Requester::new(limits, ours),
-                responder: Responder::new(limits.mtu, s.reads.into(), theirs),
+                responder: Responder::new(limits.mtu, s.reads.into(), s.options.max_read_bytes, theirs),
                 in_error: false,
                 tally: Tally::default(),
             }

@@ -62,6 +62,8 @@ pub(super) struct Head {
     pub(super) qpn: u32,
     pub(super) psn: Psn,
     pub(super) ack_req: bool,
+    /// A positive answer that says how many receives there are.
+    pub(super) has_credits: bool,
     pub(super) kind: Kind,
 }
 
@@ -128,9 +130,6 @@ pub(super) fn read(bytes: &[u8]) -> Result<Head, Bad> {
     if inner % 4 != 0 || inner < pad || !has_payload && inner != pad {
         return Err(Bad::Malformed);
     }
-    if opcode == 0x1D && inner - pad != 8 {
-        return Err(Bad::Malformed);
-    }
     let ext = &bytes[12..12 + more];
     let kind = match opcode & 0x1F {
         low @ (0x00..=0x05 | 0x16 | 0x17) => Kind::Data {
@@ -163,7 +162,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<Head, Bad> {
         _ => Kind::Atomic,
     };
     let number = |at: usize| u32::try_from(be(&bytes[at..at + 3])).unwrap();
-    Ok(Head { qpn: number(5), psn: number(9), ack_req: bytes[8] & 0x80 != 0, kind })
+    // Syndrome 000ccccc; ccccc of all ones says that credits are not used.
+    let has_aeth = matches!(opcode, 0x0D | 0x0F..=0x12);
+    let has_credits = has_aeth && ext[0] < 0x1F;
+    Ok(Head { qpn: number(5), psn: number(9), ack_req: bytes[8] & 0x80 != 0, has_credits, kind })
 }
 
 /// Whether the ICRC of a packet is right, computed bit by bit over rebuilt outer headers.

@@ -29,6 +29,15 @@ impl Answer {
     }
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    answer: Answer,
+    /// Bytes of a READ that was asked for the first time: they may not become too many.
+    bytes: u64,
+    /// It answers a request that came again.
+    repeat: bool,
+}
+
 /// A READ or atomic that was executed.
 #[derive(Clone, Copy, Debug)]
 enum Done {
@@ -51,12 +60,14 @@ pub(super) struct Responder {
     receives: usize,
     /// A receive is being filled.
     held: bool,
-    queue: VecDeque<Answer>,
+    queue: VecDeque<Waiting>,
+    /// Bytes of READs that may wait.
+    read_bytes: u64,
     memory: VecDeque<Done>,
 }
 
 impl Responder {
-    pub(super) fn new(mtu: u32, depth: usize, expected: Psn) -> Self {
+    pub(super) fn new(mtu: u32, depth: usize, read_bytes: u64, expected: Psn) -> Self {
         Self {
             mtu,
             depth,
@@ -66,6 +77,7 @@ impl Responder {
             receives: 0,
             held: false,
             queue: VecDeque::new(),
+            read_bytes,
             memory: VecDeque::new(),
         }
     }
@@ -133,15 +145,21 @@ impl Responder {
                 }
             }
             Kind::Read(reth) => {
+                let waiting: u64 = self.queue.iter().map(|w| w.bytes).sum();
+                if waiting > 0 && waiting + u64::from(reth.length) > self.read_bytes {
+                    tally.add("send_rnr_err");
+                    self.refuse();
+                    return;
+                }
                 tally.add("rdma_recvs");
                 tally.add("rx_read_requests");
                 let end = plus(head.psn, reth.length.div_ceil(self.mtu).max(1));
                 self.expected = end;
                 self.remember(Done::Read(head.psn, end, reth));
-                self.push(Answer::Data(head.psn, head.psn, end));
+                self.push_read(Answer::Data(head.psn, head.psn, end), reth.length);
             }
             Kind::Flush => {
-                let waiting = self.queue.iter().filter(|a| matches!(a, Answer::Flushed(_))).count();
+                let waiting = self.queue.iter().filter(|w| matches!(w.answer, Answer::Flushed(_))).count();
                 if waiting >= FLUSHES {
                     tally.add("drop_refused");
                     return;
@@ -180,7 +198,7 @@ impl Responder {
                     && u64::from(reth.length) + offset <= u64::from(was.length);
                 if rest {
                     let end = plus(psn, reth.length.div_ceil(self.mtu).max(1));
-                    self.insert(Answer::Data(psn, psn, end));
+                    self.insert(Answer::Data(psn, psn, end), reth.length);
                 }
                 rest
             }
@@ -191,13 +209,13 @@ impl Responder {
                     _ => None,
                 });
                 answer.is_some_and(|answer| {
-                    self.insert(answer);
+                    self.insert(answer, 0);
                     true
                 })
             }
             // One that comes again was done.
             Kind::Flush => {
-                self.insert(Answer::Flushed(psn));
+                self.insert(Answer::Flushed(psn), 0);
                 true
             }
             _ => {
@@ -215,15 +233,19 @@ impl Responder {
     }
 
     fn push(&mut self, answer: Answer) {
+        self.push_read(answer, 0);
+    }
+
+    fn push_read(&mut self, answer: Answer, length: u32) {
         if self.queue.len() < self.limit() {
-            self.queue.push_back(answer);
+            self.queue.push_back(Waiting { answer, bytes: length.into(), repeat: false });
         }
     }
 
     /// Queues an ACK. One that stands last is covered by it; says whether that was another.
     fn ack(&mut self, psn: Psn) -> bool {
         match self.queue.back_mut() {
-            Some(Answer::Ack(last)) => core::mem::replace(last, psn) != psn,
+            Some(Waiting { answer: Answer::Ack(last), .. }) => core::mem::replace(last, psn) != psn,
             _ => {
                 self.push(Answer::Ack(psn));
                 false
@@ -239,9 +261,9 @@ impl Responder {
     }
 
     /// The answer to a repeat stands at its place; it replaces what still waits for the same PSNs.
-    fn insert(&mut self, answer: Answer) {
+    fn insert(&mut self, answer: Answer, length: u32) {
         let psn = answer.first();
-        let same = self.queue.iter_mut().find(|waiting| match (waiting, answer) {
+        let same = self.queue.iter_mut().find(|waiting| match (&waiting.answer, answer) {
             (Answer::Data(from, _, to), Answer::Data(..)) => distance(psn, *from) >= 0 && distance(psn, *to) < 0,
             (Answer::Atomic(p), Answer::Atomic(_))
             | (Answer::Placed(p), Answer::Placed(_))
@@ -249,17 +271,19 @@ impl Responder {
             _ => false,
         });
         if let Some(same) = same {
-            *same = answer;
+            same.answer = answer;
+            same.bytes = if same.repeat { 0 } else { length.into() };
         } else if self.queue.len() < self.limit() {
-            let behind = self.queue.iter().position(|w| distance(w.first(), psn) > 0);
-            self.queue.insert(behind.unwrap_or(self.queue.len()), answer);
+            let behind = self.queue.iter().position(|w| distance(w.answer.first(), psn) > 0);
+            let waiting = Waiting { answer, bytes: 0, repeat: true };
+            self.queue.insert(behind.unwrap_or(self.queue.len()), waiting);
         }
     }
 
     /// It sent an answer: the one whose turn it was.
     pub(super) fn sent(&mut self, head: &Head) {
         let front = self.queue.front_mut().unwrap_or_else(|| panic!("an answer to nothing: {head:?}"));
-        let (psn, over) = match (front, head.kind) {
+        let (psn, over) = match (&mut front.answer, head.kind) {
             (Answer::Ack(psn), Kind::Ack) => (*psn, true),
             (Answer::Nak(psn), Kind::RnrNak(_) | Kind::SequenceNak) => (*psn, true),
             (Answer::Atomic(psn), Kind::AtomicResult) => (*psn, true),
