@@ -293,7 +293,7 @@ fn the_example_of_the_book_is_a_policy() {
     );
     // The figures of its table.
     let usual = PolicyConfig::default();
-    assert_eq!((usual.limits.half_open_records(), usual.limits.timewait_records()), (1638, 10_922));
+    assert_eq!((usual.limits.half_open_records(), usual.limits.timewait_records()), (1638, 29_127));
     for line in page.lines().filter(|l| l.starts_with("{\"time\"")) {
         let record: serde_json::Value = serde_json::from_str(line).unwrap();
         assert!(record["event"].is_string());
