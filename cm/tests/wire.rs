@@ -1,6 +1,6 @@
 //! The messages against the captures of rdma_rxe and against arbitrary bytes.
 
-use uroce_cm::wire::{IpHeader, Mad, MadError, MadKind, Message};
+use uroce_cm::wire::{Ari, IpHeader, Mad, MadError, MadKind, Message, Redirect, RejInfo, RejReason};
 use uroce_fixtures::{CmMessage, Fixture, Frame};
 
 /// The MAD of a frame that carries one: UD SEND_ONLY to QP1, 256 bytes between DETH and ICRC.
@@ -170,5 +170,20 @@ fn fuzz_mad_parsing() {
         }
         let mad = Mad::parse(&bytes).unwrap();
         assert_eq!(Mad::parse(&mad.emit()), Ok(mad));
+    });
+}
+
+#[test]
+fn fuzz_additional_information() {
+    bolero::check!().with_type::<(u16, u8, [u8; 72])>().for_each(|(code, len, bytes)| {
+        let (reason, ari) = (RejReason::from_code(code % 40), Ari::from_wire(*len, *bytes));
+        let info = RejInfo::parse(reason, &ari);
+        // What is understood is said again, and means the same.
+        if info != RejInfo::Opaque {
+            assert_eq!(RejInfo::parse(reason, &info.to_ari()), info);
+        }
+        if let Some(redirect) = Redirect::parse(&ari) {
+            assert_eq!(Redirect::parse(&redirect.to_ari()), Some(redirect));
+        }
     });
 }

@@ -348,6 +348,51 @@ fn peers_that_claim_to_be_slow_are_reaped_all_the_same() {
     assert_eq!((agent.half_open(), agent.communications()), (0, 0));
 }
 
+/// Slow loris: ten thousand peers ask, are accepted, never say that they are ready, and ask for time for ever.
+#[test]
+fn peers_that_ask_for_time_for_ever_are_reaped() {
+    const PEERS: u32 = 10_000;
+    let limits = Limits { half_open: PEERS as usize, outgoing: 100_000, ..Limits::default() };
+    let mut agent = server(limits);
+    let good = good_req();
+    let mut reps = Vec::new();
+    for n in 0..PEERS {
+        let source = uroce::types::Gid::from(std::net::Ipv4Addr::from(0x0a01_0000 + n));
+        let mut primary = good.primary;
+        primary.local_gid = source;
+        let from = MadAddress { remote: source, ..FROM() };
+        let req = Req { local_comm_id: CommunicationId::new(n + 1), local_qpn: qpn(n + 16), primary, ..good };
+        agent.handle_mad(at(0), from, &Mad::new(TransactionId::new(5), req).emit());
+        let Some(CmEvent::ConnectRequest(request)) = agent.poll_event() else { panic!() };
+        let params = uroce_cm::agent::AcceptParams { local_qpn: qpn(0x10_0000 + n), ..accept_params() };
+        agent.accept(at(0), request.comm, &params).unwrap();
+        let Message::Rep(rep) = Mad::parse(&agent.poll_mad().unwrap().bytes).unwrap().message else { panic!() };
+        reps.push((from, rep));
+    }
+    assert_eq!(agent.half_open(), PEERS as usize);
+    // 120 s for all its MRAs, then 15 repeats: none sooner than the test looks.
+    for second in (0..400).step_by(15) {
+        let now = at(second * 1000);
+        for (from, rep) in &reps {
+            let mra = uroce_cm::wire::Mra {
+                local_comm_id: rep.remote_comm_id,
+                remote_comm_id: rep.local_comm_id,
+                message: uroce_cm::wire::MraedMessage::Rep,
+                service_timeout: CmTimeout::new(31).unwrap(),
+                private_data: PrivateData::EMPTY,
+            };
+            agent.handle_mad(now, *from, &Mad::new(TransactionId::new(5), mra).emit());
+        }
+        while let Some(due) = agent.poll_timeout().filter(|due| *due <= now) {
+            agent.handle_timeout(due.max(now));
+            while agent.poll_mad().is_some() {}
+        }
+    }
+    assert_eq!((agent.half_open(), agent.communications(), agent.poll_timeout()), (0, 0, None));
+    let told = std::iter::from_fn(|| agent.poll_event()).filter(|e| matches!(e, CmEvent::Unreachable { .. })).count();
+    assert_eq!(told, PEERS as usize, "the consumer hears of each");
+}
+
 #[test]
 fn malformed_mads_are_counted_and_dropped() {
     let mut agent = server(Limits::default());

@@ -1,11 +1,13 @@
 //! Alternate paths through the front, and the end of a front.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use uroce::types::Gid;
-use uroce::verbs::{PathMigState, QpAttr, QpState, QpType, Verbs};
+use uroce::endpoint::EndpointConfig;
+use uroce::types::{Gid, PathMtu};
+use uroce::verbs::{AsyncEvent, PathMigState, QpAttr, QpState, QpType, Verbs};
 use uroce_cm::id::{IdError, IdOptions};
-use uroce_cm::wire::{AprStatus, MadKind};
+use uroce_cm::wire::{AprStatus, MadKind, PortSpace};
 use uroce_cm::{ConnParam, EventKind, IdHandle, RdmaCm};
 
 use crate::net::{A, B, Net, Side, ip, ip6};
@@ -129,4 +131,28 @@ fn a_front_that_shuts_down_says_goodbye() {
     cm.destroy(endpoint).unwrap();
     let counts = net.world.endpoint(net.nodes[A]).object_counts();
     assert_eq!((counts[0], counts[5]), (0, 0), "no QP, no address handle");
+}
+
+#[test]
+fn an_address_that_moves_or_goes_is_followed_or_told() {
+    let mut net = Net::new();
+    let bind = |net: &mut Net, address| {
+        net.on(A, |cm, _, verbs| {
+            let id = cm.create_id(PortSpace::Udp).unwrap();
+            cm.bind_addr(verbs, id, SocketAddr::new(address, 9)).unwrap();
+            id
+        })
+    };
+    let (v4, v6) = (bind(&mut net, ip(A)), bind(&mut net, ip6(A)));
+    // A device of the same kind whose table has the second address alone, in the first place.
+    let changed = net.world.add_endpoint(EndpointConfig::new(vec![ip6(A)], PathMtu::B1024));
+    let verbs = net.world.endpoint(changed);
+    net.cms[A].on_async_event(verbs, &AsyncEvent::GidChange);
+    let event = net.cms[A].poll_event().unwrap();
+    assert_eq!((event.id, event.kind), (v4, EventKind::AddrChange));
+    assert_eq!(net.cms[A].poll_event(), None, "the other one has only moved");
+    let group = "ff0e::7:7".parse().unwrap();
+    net.cms[A].join_multicast(net.world.endpoint(changed), v6, group, true).unwrap();
+    assert_eq!(net.cms[A].poll_event().unwrap().ud.unwrap().av.sgid_index, 0);
+    assert_eq!(net.cms[A].gsi().gid_index(Gid::from(ip6(A))), Some(0));
 }
