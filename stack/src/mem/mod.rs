@@ -5,7 +5,7 @@
 //! region that was deregistered or a key that was invalidated is never used again. Never touches the bytes by itself;
 //! [`Region`] does.
 //!
-//! A region and a window stand in the table as the same thing, an [`Entry`], so that a window costs a peer's packet
+//! A region and a window stand in the table as the same thing, an entry, so that a window costs a peer's packet
 //! what a region costs. What changes entries is in `windows` (binds) and `fast` (registration by work request).
 
 mod fast;

@@ -8,12 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use uroce::endpoint::Endpoint;
 use uroce::raw::Region;
 use uroce::types::Rkey;
-use uroce::verbs::{AccessFlags, FastRegister, Operation, PdHandle, Remote, Verbs, WcStatus};
+use uroce::verbs::{AccessFlags, FastRegister, FlushScope, Operation, PdHandle, Remote, Verbs, WcStatus};
 use uroce_fixtures::CmMessage;
 
 use super::capture::{Capture, Node};
 use super::script::Posted;
 
+/// All that a peer may do, FLUSH for visibility among it.
+pub(super) const REMOTE: AccessFlags = match AccessFlags::from_bits(0x10F) {
+    Some(flags) => flags,
+    None => panic!("they are known"),
+};
 /// How rlab's server ends its private data, behind the address and key of its buffer.
 const RLAB_MARK: &[u8] = b"RLAB";
 /// Bytes of that buffer.
@@ -69,11 +74,11 @@ impl Memory {
                 let mr = ep.alloc_fast_mr(pd, &region).expect("register");
                 ep.memory_mut().set_key(mr.handle, rkey).expect("the captured key is free");
                 let key = Rkey::new(rkey);
-                let (length, access) = (to - from, AccessFlags::ALL);
+                let (length, access) = (to - from, REMOTE);
                 let wr = FastRegister { mr: mr.handle, key, offset: 0, length, iova: from, access };
                 ep.memory_mut().fast_register(pd, &wr).expect("a registration that can be invalidated");
             } else {
-                let mr = ep.register(pd, &region, AccessFlags::ALL, Some(from)).expect("register");
+                let mr = ep.register(pd, &region, REMOTE, Some(from)).expect("register");
                 ep.memory_mut().set_key(mr.handle, rkey).expect("the captured key is free");
             }
             (rkey, Place { region, addr: from, model: vec![0; len], peers: vec![false; len] })
@@ -96,7 +101,9 @@ impl Memory {
         }
         let before = u64::from_ne_bytes(place.model[at..].first_chunk().copied().unwrap_or_default());
         match one.operation {
-            Operation::Write(_) | Operation::WriteImm(..) => place.written(at, &one.payload),
+            Operation::Write(_) | Operation::WriteImm(..) | Operation::AtomicWrite(_) => {
+                place.written(at, &one.payload);
+            }
             Operation::FetchAdd { add, .. } => place.written(at, &before.wrapping_add(add).to_ne_bytes()),
             Operation::CompareSwap { compare, swap, .. } => {
                 let after = if before == compare { swap } else { before };
@@ -141,7 +148,10 @@ impl Place {
 /// What the request addresses, and how many bytes of it.
 fn addressed(one: &Posted) -> Option<(Remote, u64)> {
     match one.operation {
-        Operation::Write(remote) | Operation::WriteImm(remote, _) => Some((remote, one.payload.len() as u64)),
+        Operation::Write(remote) | Operation::WriteImm(remote, _) | Operation::AtomicWrite(remote) => {
+            Some((remote, one.payload.len() as u64))
+        }
+        Operation::Flush { remote, length, scope: FlushScope::Range, .. } => Some((remote, length.into())),
         Operation::Read(remote) => Some((remote, one.wanted.into())),
         Operation::CompareSwap { remote, .. } | Operation::FetchAdd { remote, .. } => Some((remote, 8)),
         _ => None,

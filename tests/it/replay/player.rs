@@ -12,9 +12,9 @@ use uroce::raw::Region;
 use uroce::time::Instant;
 use uroce::types::{AckTimeout, Gid, PathMtu, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use uroce::verbs::{
-    AccessFlags, AddressVector, AhHandle, CqHandle, InitAttr, MemoryRegion, Payload, PdHandle, QpCapabilities,
-    QpHandle, QpInit, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, SrqHandle, SrqInit,
-    UdDestination, Verbs, WcStatus, WorkCompletion,
+    AccessFlags, AddressVector, AhHandle, CqHandle, InitAttr, MemoryRegion, Operation, Payload, PdHandle,
+    QpCapabilities, QpHandle, QpInit, QpTransition, QpType, RecvWr, RtrAttr, RtsAttr, SendFlags, SendWr, Sge,
+    SrqHandle, SrqInit, UdDestination, Verbs, WcStatus, WorkCompletion,
 };
 use uroce::wire::{Body, Flow, Packet, parse_ip};
 use uroce_fixtures::reference_icrc;
@@ -209,6 +209,7 @@ impl<'a> Player<'a> {
         for (index, one) in r.ours.iter().enumerate().filter(|(_, one)| one.at == at) {
             r.sends.write(index, &one.payload);
             let len = u32::try_from(one.payload.len()).expect("a short message");
+            let flush = matches!(one.operation, Operation::Flush { .. });
             let sges = if one.operation.is_read_or_atomic() {
                 [r.answers.sge(index, one.wanted)]
             } else {
@@ -219,7 +220,7 @@ impl<'a> Player<'a> {
                 UdDestination { ah, qpn, qkey }
             });
             let wr_id = ((role as u64) << 16) | index as u64;
-            let (operation, payload) = (one.operation, Payload::Sges(&sges));
+            let (operation, payload) = (one.operation, Payload::Sges(if flush { &[] } else { &sges }));
             let wr = SendWr { wr_id, operation, payload, flags: SendFlags::SIGNALED, destination };
             self.ep.post_send(r.qp, &[wr]).expect("post_send");
         }
@@ -331,7 +332,7 @@ fn steps(link: &Link, node: Node, peer: IpAddr, qkey: QKey) -> [QpTransition; 3]
         rnr_retry: RnrRetry::new(own.rnr_retry).expect("3 bits"),
         max_rd_atomic: own.reads_out,
     };
-    let init = InitAttr::connected(AccessFlags::ALL);
+    let init = InitAttr::connected(super::memory::REMOTE);
     match link.qp_type {
         QpType::Rc => [QpTransition::Init(init), QpTransition::Rtr(rtr), QpTransition::Rts(rts)],
         QpType::Uc => [QpTransition::Init(init), QpTransition::RtrUc(rtr), QpTransition::RtsPsn(own.first_psn)],

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use uroce::types::{Psn, QKey, Qpn};
-use uroce::verbs::{Operation, Remote, WcStatus};
+use uroce::verbs::{FlushPlacement, FlushScope, Operation, Remote, WcStatus};
 use uroce::wire::{Body, NakCode, Packet, RequestOp, ResponseOp, SendTail, Syndrome, WritePart};
 
 use super::capture::{Capture, Link, Node};
@@ -144,7 +144,16 @@ fn operation(packet: &Packet<'_>, beginning: &mut Option<Remote>) -> (Operation,
             Operation::FetchAdd { remote: Remote { addr: eth.addr, rkey: eth.rkey }, add: eth.swap_add }
         }
         RequestOp::AtomicWrite(reth) => Operation::AtomicWrite(Remote { addr: reth.addr, rkey: reth.rkey }),
-        RequestOp::Flush(..) => panic!("no capture holds a FLUSH: {request:?}"),
+        RequestOp::Flush(feth, reth) => Operation::Flush {
+            remote: Remote { addr: reth.addr, rkey: reth.rkey },
+            length: reth.length,
+            placement: match feth.placement {
+                1 => FlushPlacement::Global,
+                2 => FlushPlacement::Persistent,
+                _ => FlushPlacement::Both,
+            },
+            scope: if feth.scope == 1 { FlushScope::Region } else { FlushScope::Range },
+        },
     };
     (operation, ends, None)
 }
