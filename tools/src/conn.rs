@@ -54,7 +54,7 @@ enum Front {
 }
 
 impl Front {
-    fn of(v: &mut Handle) -> Result<Self, Failure> {
+    fn of(v: &mut Handle, retry: RetryPolicy) -> Result<Self, Failure> {
         #[cfg(feature = "hw")]
         if v.is_hardware() {
             guard::refuse_on_hardware()?;
@@ -63,7 +63,7 @@ impl Front {
         let mut rng = Rng::from_seed(system_seed()?);
         let policy = guard::policy(&mut rng, v.now())?;
         let mut config = CmConfig::default();
-        config.agent.retry = RETRY;
+        config.agent.retry = retry;
         let mut cm = Cm::new(v, config, rng).map_err(Failure::failed)?;
         if let Some(policy) = policy {
             cm.set_policy(policy);
@@ -105,7 +105,12 @@ pub(crate) struct Connections {
 impl Connections {
     /// Takes QP1 of the endpoint, or asks the kernel, whose it is on hardware.
     pub(crate) fn new(v: &mut Handle) -> Result<Self, Failure> {
-        Ok(Self { cm: Front::of(v)?, waiting: VecDeque::new(), board: CmBoard::new(v) })
+        Self::with_retry(v, RETRY)
+    }
+
+    /// The same, with another idea of when a peer does not answer.
+    pub(crate) fn with_retry(v: &mut Handle, retry: RetryPolicy) -> Result<Self, Failure> {
+        Ok(Self { cm: Front::of(v, retry)?, waiting: VecDeque::new(), board: CmBoard::new(v) })
     }
 
     /// The connection manager itself, for commands with sequences of their own.

@@ -7,6 +7,7 @@ mod conn;
 mod demo;
 mod device_arg;
 mod devinfo;
+mod doctor;
 mod dump;
 mod exit;
 mod guard;
@@ -59,6 +60,8 @@ enum Command {
     Cm(cm::CmArgs),
     /// Connect two processes of this machine and move verified data with every operation
     Demo(demo::DemoArgs),
+    /// Say what keeps RoCEv2 from working on this machine, or between it and a peer, and how to mend it
+    Doctor(doctor::DoctorArgs),
     /// Show RoCEv2 packets of a capture file or an interface, and what became of each stream
     Dump(dump::DumpArgs),
     /// Show a device's attributes and GID table, as ibv_devinfo
@@ -108,6 +111,7 @@ fn run(cli: &Cli, out: &mut Output) -> Result<(), Failure> {
         )),
         Command::Cm(args) => cm::run(args, out),
         Command::Demo(args) => demo::run(args, out),
+        Command::Doctor(args) => doctor::run(args, out),
         Command::Dump(args) => dump::run(args, out),
         Command::Devinfo(args) => devinfo::run(args, out),
         Command::Health(args) => health::run(args, out),

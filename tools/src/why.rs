@@ -14,8 +14,8 @@ use uroce_cm::wire::{
 };
 use uroce_cm::{EventKind, IdEvent};
 
-/// How long ICMP may take to say something.
-const ICMP_PATIENCE: Duration = Duration::from_millis(600);
+/// How long ICMP may take to say something: the kernel needs three seconds to give a neighbour up.
+const ICMP_PATIENCE: Duration = Duration::from_millis(3_400);
 /// "Don't fragment", alone.
 const DF: u16 = 0x4000;
 
@@ -62,7 +62,7 @@ pub(crate) fn text(private_data: &[u8]) -> String {
 
 /// Why nothing came back from `peer`, as far as this machine can tell.
 pub(crate) fn silence(from: Option<IpAddr>, peer: IpAddr) -> String {
-    let answer = from.and_then(|from| ask_port(from, peer).ok());
+    let answer = from.and_then(|from| ask_port(from, peer, ICMP_PATIENCE).ok());
     match answer {
         Some(ProbeAnswer::PortClosed) => format!(
             "{peer} says that nobody has UDP port 4791 (ICMP port unreachable); start the peer there, and check that it \
@@ -88,10 +88,10 @@ pub(crate) fn silence(from: Option<IpAddr>, peer: IpAddr) -> String {
 }
 
 /// Sends one message that every connection manager ignores to port 4791 of `peer`, and waits for an ICMP error.
-pub(crate) fn ask_port(from: IpAddr, peer: IpAddr) -> std::io::Result<ProbeAnswer> {
+pub(crate) fn ask_port(from: IpAddr, peer: IpAddr, patience: Duration) -> std::io::Result<ProbeAnswer> {
     let mut probe = UdpProbe::open(from, SocketAddr::new(peer, Flow::PORT))?;
     let packet = harmless(from, peer, probe.port()?);
-    probe.send(&packet, ICMP_PATIENCE)
+    probe.send(&packet, patience)
 }
 
 /// A well-formed DREP that answers nothing: whoever gets it has no such connection, and says nothing.

@@ -65,6 +65,39 @@ impl InterfaceFacts {
     }
 }
 
+/// Offloads of an interface that change what a raw device sees and sends; `None` where the driver does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offloads {
+    /// Generic receive offload: the kernel may join what arrives.
+    pub gro: Option<bool>,
+    /// The interface fills in the checksums of what the kernel sends: between two ends of a veth pair nobody does.
+    pub tx_checksum: Option<bool>,
+}
+
+impl Offloads {
+    /// Those of the interface called `name`.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        /// `ETHTOOL_GGRO` and `ETHTOOL_GTXCSUM`.
+        const QUESTIONS: [u32; 2] = [0x2b, 0x16];
+        let [gro, tx_checksum] = QUESTIONS.map(|question| interfaces::ethtool(name, question).ok().map(|v| v != 0));
+        Self { gro, tx_checksum }
+    }
+}
+
+/// Where an XDP program is attached to an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpAttachment {
+    /// Nowhere.
+    None,
+    /// In the driver.
+    Driver,
+    /// In the kernel, behind the driver ("generic").
+    Generic,
+    /// In the hardware, or in several places.
+    Other,
+}
+
 /// How a destination is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -95,6 +128,9 @@ const STALE_MAX: usize = 8;
 const HEADER: usize = 16;
 const ROUTE_BODY: usize = 12;
 const NEIGHBOR_BODY: usize = 12;
+const LINK_BODY: usize = 16;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_ATTACHED: u16 = 2;
 const NLMSG_ERROR: u16 = 2;
 const NLM_F_REQUEST: u16 = 1;
 const NDA_DST: u16 = 1;
@@ -155,6 +191,25 @@ impl Netlink {
         let state = reply.get(8..10).map_or(0, |b| u16::from_ne_bytes([b[0], b[1]]));
         let mac = find(reply, NEIGHBOR_BODY, libc::NDA_LLADDR).and_then(|b| <[u8; 6]>::try_from(b).ok()).map(MacAddr);
         Ok(mac.filter(|_| state & USABLE != 0))
+    }
+
+    /// Whether an XDP program is attached to interface `index`.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn xdp(&mut self, index: u32) -> io::Result<XdpAttachment> {
+        let mut body = [0; LINK_BODY];
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        let reply = self.ask(libc::RTM_GETLINK, &body, &[])?;
+        // The attribute holds others, as a nest; bit 15 of its kind may say so.
+        let nest = find(reply, LINK_BODY, IFLA_XDP).or_else(|| find(reply, LINK_BODY, IFLA_XDP | 0x8000));
+        let attached = nest.and_then(|nest| find(nest, 0, IFLA_XDP_ATTACHED)).and_then(|b| b.first().copied());
+        Ok(match attached {
+            None | Some(0) => XdpAttachment::None,
+            Some(1) => XdpAttachment::Driver,
+            Some(2) => XdpAttachment::Generic,
+            Some(_) => XdpAttachment::Other,
+        })
     }
 
     /// Sends a request and returns the body of its answer.

@@ -35,6 +35,11 @@ impl Namespace {
         must("ip", &format!("-n {} {line}", self.0));
     }
 
+    /// Lets it pass packets on.
+    pub(crate) fn forwards(&self) {
+        must("ip", &format!("netns exec {} sysctl -qw net.ipv4.ip_forward=1", self.0));
+    }
+
     /// For [`Place::run`].
     pub(crate) fn place(&self) -> Place<'_> {
         Place::inside(&self.0)
@@ -85,5 +90,27 @@ impl Link {
             namespace.ip("link set v0 up");
         }
         Self { a, b }
+    }
+}
+
+/// A third namespace `c` behind `b`: 10.78.0.3 at the end of a link that carries packets of `mtu` bytes.
+pub(crate) struct Path {
+    pub(crate) link: Link,
+    pub(crate) c: Namespace,
+}
+
+impl Path {
+    pub(crate) fn new(mtu: usize) -> Self {
+        let (link, c) = (Link::new(), Namespace::new());
+        must("ip", &format!("link add v1 netns {} type veth peer name v1 netns {}", link.b.0, c.0));
+        for (namespace, host) in [(&link.b, 2), (&c, 3)] {
+            namespace.ip(&format!("addr add 10.78.0.{host}/24 dev v1"));
+            namespace.ip("link set v1 up");
+        }
+        link.b.ip(&format!("link set v1 mtu {mtu}"));
+        link.b.forwards();
+        link.a.ip("route add 10.78.0.0/24 via 10.77.0.2");
+        c.ip("route add 10.77.0.0/24 via 10.78.0.2");
+        Self { link, c }
     }
 }

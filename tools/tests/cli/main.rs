@@ -4,6 +4,7 @@ mod common;
 
 mod cm;
 mod demo;
+mod doctor;
 mod dump;
 mod environment;
 mod guard;

@@ -6,7 +6,7 @@ use crate::common::run;
 fn help_names_every_command_and_the_exit_codes() {
     let help = run(&["--help"]);
     assert_eq!(help.code, 0);
-    for word in ["cm", "demo", "dump", "devinfo", "perf", "ping", "pingpong", "--json", "Exit codes"] {
+    for word in ["cm", "demo", "doctor", "dump", "devinfo", "perf", "ping", "pingpong", "--json", "Exit codes"] {
         assert!(help.out.contains(word), "{word}: {}", help.out);
     }
     assert_eq!(run(&["help", "dump"]).code, 0);

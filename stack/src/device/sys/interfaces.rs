@@ -96,6 +96,36 @@ fn add(out: &mut Vec<Interface>, entry: &libc::ifaddrs, socket: BorrowedFd<'_>) 
     }
 }
 
+/// What `ethtool` says of an interface: the value of one of its questions that have a single number for an answer.
+///
+/// # Errors
+/// The system's answer: `Unsupported` and the like when the driver does not say.
+pub(crate) fn ethtool(name: &str, question: u32) -> io::Result<u32> {
+    /// `struct ethtool_value`.
+    #[repr(C)]
+    struct Value {
+        question: u32,
+        data: u32,
+    }
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
+    // SAFETY: `ifreq` is plain data for which all zeroes is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    let mut value = Value { question, data: 0 };
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: the request names an interface and a value of the size that these questions have; both outlive the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
+    if rc == 0 { Ok(value.data) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The `ioctl` of ethtool(7).
+const SIOCETHTOOL: u32 = 0x8946;
+
 enum Address {
     Ip(IpAddr),
     Link(MacAddr),
