@@ -59,7 +59,15 @@ impl Net {
     }
 
     pub(crate) fn with(config: CmConfig) -> Self {
-        let mut world = World::new(1);
+        Self::made_of(1, config)
+    }
+
+    pub(crate) fn seeded(seed: u64) -> Self {
+        Self::made_of(seed, CmConfig::default())
+    }
+
+    fn made_of(seed: u64, config: CmConfig) -> Self {
+        let mut world = World::new(seed);
         let addresses = |side| vec![ip(side), ip6(side)];
         let nodes = [A, B].map(|side| world.add_endpoint(EndpointConfig::new(addresses(side), PathMtu::B1024)));
         let cms = nodes.map(|node| {
