@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use uroce::counters::DropReason;
+use uroce::device::impair::ImpairModel;
 use uroce::rng::Rng;
+use uroce::time::Duration;
 use uroce::types::AckTimeout;
 use uroce::verbs::{
     AltPath, AsyncEvent, Attr, ModifyError, Operation, PathMigState, QpAttr, QpOptions, QpState, QpType, Verbs,
@@ -157,6 +159,76 @@ fn a_path_that_dies_under_load_costs_nothing_but_time() {
         }
     }
     assert_eq!(duo.count(A, "retry_exceeded_err"), 0);
+}
+
+/// Lossy links that reorder, paths that die and come back, programs that migrate on a whim: the data arrives whole.
+#[test]
+fn random_migrations_over_bad_links_lose_nothing() {
+    for seed in 0..8 {
+        let setup = Setup { retry: 7, timeout: 8, ipv6: seed % 2 == 1, ..Setup::default() };
+        let mut duo = Duo::new(&setup);
+        let mut rng = Rng::from_u64(seed);
+        let (a, b) = (duo.ends[A].node, duo.ends[B].node);
+        let jitter = Duration::from_micros(rng.within(0..=60));
+        let links = ImpairModel { jitter, ..ImpairModel::lossy(0.03).with_delay(Duration::from_micros(20)) };
+        duo.world.set_path(a, b, links);
+        let (mut net, half) = (0, REGION / 2);
+        for round in 0..12 {
+            for side in [A, B] {
+                if round == 0 {
+                    duo.rearm(side);
+                } else {
+                    duo.modify(side, QpAttr { path_mig_state: Some(Rearm), ..QpAttr::to_state(QpState::Rts) });
+                }
+            }
+            for _ in 0..100 {
+                exchange(&mut duo);
+                if (duo.mig(A), duo.mig(B)) == (Armed, Armed) {
+                    break;
+                }
+            }
+            assert_eq!((duo.mig(A), duo.mig(B)), (Armed, Armed), "seed {seed} round {round}");
+            let mut bytes = vec![0; half];
+            rng.fill(&mut bytes);
+            duo.ends[A].region.write(0, &bytes).unwrap();
+            let there = duo.remote(B, 0);
+            duo.post(A, Operation::Write(there), 0, half);
+            duo.post(A, Operation::Read(there), half, half);
+            for _ in 0..rng.within(0..=400) {
+                duo.world.step();
+            }
+            let mut asked = false;
+            for side in [A, B] {
+                // One of them, both at once, or neither: then it is the path that goes.
+                if rng.chance(0.4) && duo.mig(side) == Armed {
+                    duo.modify(side, migrate());
+                    asked = true;
+                }
+            }
+            if !asked {
+                duo.cut(net, true);
+            }
+            duo.settle();
+            let statuses: Vec<_> = duo.completions(A).iter().map(|c| c.status).collect();
+            assert_eq!(statuses, [WcStatus::Success; 2], "seed {seed} round {round}");
+            assert_eq!(duo.ends[B].region.to_vec()[..half], bytes);
+            assert_eq!(duo.ends[A].region.to_vec()[half..], bytes);
+            // What the transfer did not need to move is moved now.
+            for side in [A, B] {
+                if duo.mig(side) == Armed {
+                    duo.modify(side, migrate());
+                }
+            }
+            exchange(&mut duo);
+            duo.cut(net, false);
+            net = 1 - net;
+            for side in [A, B] {
+                let (there, qp) = (duo.ends[1 - side].ips[net], duo.ends[side].qp);
+                assert_eq!((duo.mig(side), duo.peer_of(side)), (Migrated, there), "seed {seed} round {round}");
+                assert_eq!(duo.events(side), [AsyncEvent::PathMigrated(qp)]);
+            }
+        }
+    }
 }
 
 #[test]
