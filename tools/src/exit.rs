@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use uroce::device::DeviceError;
 
+use crate::ports;
+
 /// Why a command did not do its job. The variant is the exit code, the text is for people.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -55,6 +57,10 @@ impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Closed => Self::Failed(error.to_string()),
+            DeviceError::PortInUse { address } => {
+                let holder = ports::holder(address).map_or(String::new(), |h| format!("; it is {}", h.who));
+                Self::Environment(format!("{error}{holder}"))
+            }
             // Everything else says that a device cannot be opened here, with the fix in its text.
             other => Self::Environment(other.to_string()),
         }

@@ -18,6 +18,7 @@ mod observe;
 mod perf;
 mod ping;
 mod pingpong;
+mod ports;
 mod progress;
 mod rdma;
 mod report;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use uroce::device::netlink::{InterfaceFacts, Netlink, Offloads, XdpAttachment};
 use uroce::types::PathMtu;
 
-use super::ports::{self, Who};
 use super::{Check, Level, Report};
 use crate::exit::Failure;
+use crate::ports::{self, Who};
 
 /// `cap_net_admin` and `cap_net_raw`.
 const CAPABILITIES: [(u32, &str); 2] = [(12, "cap_net_admin"), (13, "cap_net_raw")];

@@ -4,7 +4,6 @@
 
 mod machine;
 mod peer;
-mod ports;
 
 use clap::Args;
 use serde::Serialize;

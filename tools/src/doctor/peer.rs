@@ -14,7 +14,6 @@ use uroce_cm::id::{IdError, IdOptions};
 use uroce_cm::wire::{PortSpace, RejReason};
 use uroce_cm::{ConnParam, EventKind, IdEvent, RetryPolicy};
 
-use super::ports;
 use super::{Check, Level, Report};
 use crate::conn::Connections;
 use crate::device_arg::DeviceArg;
@@ -68,19 +67,8 @@ pub(super) fn look(text: &str, device: Option<&DeviceArg>, report: &mut Report<'
         Ok(mut node) => ask_service(node.verbs(), service, port.is_some(), reached, report),
         Err(failure) => {
             let found = format!("{device} cannot be opened: {failure}");
-            report.add(Check::of(Level::Lack, "own endpoint", found, own_fix(&device)))
+            report.add(Check::of(Level::Lack, "own endpoint", found, "ask from another address with --device"))
         }
-    }
-}
-
-fn own_fix(device: &DeviceArg) -> String {
-    let holder = match device {
-        DeviceArg::Udp(ip) => ports::holders("/proc".as_ref()).into_iter().find(|h| h.address == *ip),
-        _ => None,
-    };
-    match holder {
-        Some(holder) => format!("{} has port 4791 there: ask from another address with --device", holder.who),
-        None => "ask from another one with --device".into(),
     }
 }
 

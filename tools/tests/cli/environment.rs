@@ -19,7 +19,10 @@ fn an_address_that_is_not_ours() {
 #[test]
 fn a_busy_port_4791() {
     let _holder = UdpSocket::bind("127.77.20.1:4791").unwrap();
-    run(&["devinfo", "-d", "udp:127.77.20.1"]).fails(4, "UDP port 4791 of 127.77.20.1 is in use by another process");
+    let ran = run(&["devinfo", "-d", "udp:127.77.20.1"]);
+    ran.fails(4, "UDP port 4791 of 127.77.20.1 is in use by another process");
+    // This test holds it.
+    assert!(ran.err.contains(&format!("; it is process {} (", std::process::id())), "{ran:?}");
 }
 
 #[test]

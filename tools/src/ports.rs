@@ -14,14 +14,14 @@ const DESCRIPTORS_MAX: usize = 65_536;
 
 /// A socket on port 4791.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pub(super) address: IpAddr,
-    pub(super) who: Who,
+pub(crate) struct Holder {
+    pub(crate) address: IpAddr,
+    pub(crate) who: Who,
 }
 
 /// Whose it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(crate) enum Who {
     /// The kernel's own: rdma_rxe.
     Kernel,
     /// A process.
@@ -52,10 +52,17 @@ impl fmt::Display for Holder {
 }
 
 /// All sockets on port 4791; `proc` is where the process file system is.
-pub(super) fn holders(proc: &Path) -> Vec<Holder> {
+pub(crate) fn holders(proc: &Path) -> Vec<Holder> {
     let table = |name| std::fs::read_to_string(proc.join("net").join(name)).unwrap_or_default();
     let sockets: Vec<(IpAddr, u64)> = [table("udp"), table("udp6")].iter().flat_map(|t| sockets(t)).collect();
     sockets.into_iter().map(|(address, inode)| Holder { address, who: who(proc, inode) }).collect()
+}
+
+/// Who holds the port of `address`, if anybody does: a socket of that address, or one of all addresses.
+pub(crate) fn holder(address: IpAddr) -> Option<Holder> {
+    let held = holders(Path::new("/proc"));
+    let any = |h: &&Holder| h.address.is_unspecified() && (h.address.is_ipv6() || address.is_ipv4());
+    held.iter().find(|h| h.address == address).or_else(|| held.iter().find(any)).cloned()
 }
 
 /// Address and inode of each socket on the port.
