@@ -208,7 +208,7 @@ impl Work {
         match self.kind {
             Kind::Send(_) | Kind::Flush(_) | Kind::Bind | Kind::Toggle(_) => {}
             Kind::Write | Kind::WriteImm(_) | Kind::AtomicWrite => {
-                target[place].copy_from_slice(&gather(source, &self.pieces))
+                target[place].copy_from_slice(&gather(source, &self.pieces));
             }
             Kind::Read => scatter(landing, &self.pieces, &target[place]),
             Kind::CompareSwap { compare, swap } => {
