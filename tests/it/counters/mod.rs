@@ -2,5 +2,6 @@
 //! every counter equals what an independent reader of the packets computes.
 
 mod page;
+mod reasons;
 mod ticks;
 mod truth;
