@@ -68,7 +68,8 @@ pub(super) fn look(roots: &Roots, report: &mut Report<'_>) -> Result<(), Failure
     }
     report.add(port(roots, &usable))?;
     for interface in usable.iter().filter(|i| i.mac.is_some()) {
-        report.add(offloads(&interface.name, Offloads::of(&interface.name)))?;
+        let name = &interface.name;
+        report.add(offloads(name, Offloads::of(name), &features(name)))?;
         if let Ok(attachment) = Netlink::open().and_then(|mut netlink| netlink.xdp(interface.index)) {
             report.add(xdp(&interface.name, attachment))?;
         }
@@ -145,22 +146,40 @@ fn port(roots: &Roots, usable: &[&InterfaceFacts]) -> Check {
     Check::of(Level::Warn, "port 4791", format!("held on {list}"), "give each process an address of its own")
 }
 
-fn offloads(name: &str, offloads: Offloads) -> Check {
+/// `features` is what `ethtool -k` prints, where that program is there.
+fn offloads(name: &str, offloads: Offloads, features: &str) -> Check {
     let shown = |on: Option<bool>| match on {
         Some(true) => "on",
         Some(false) => "off",
         None => "unknown",
     };
     let found = format!("{name}: GRO {}, transmit checksums {}", shown(offloads.gro), shown(offloads.tx_checksum));
-    // A device there takes joined packets apart, and RoCEv2 does not look at UDP checksums. A captured file shows both.
-    let virtual_link = Path::new("/sys/class/net").join(name).join("device").symlink_metadata().is_err();
-    if offloads.tx_checksum == Some(true) && virtual_link {
+    let is_on = |feature: &&str| {
+        features.lines().any(|l| l.trim().strip_prefix(*feature).is_some_and(|l| l.starts_with(": on")))
+    };
+    // Datagrams that were joined to be passed on are cut apart again with other IPv4 identifications, which the ICRC covers.
+    if let Some(feature) = ["rx-udp-gro-forwarding", "rx-gro-list"].into_iter().find(is_on) {
+        return Check::of(
+            Level::Warn,
+            "offloads",
+            format!("{found}, {feature} on: RoCEv2 that this machine passes on to others may arrive with a wrong ICRC"),
+            format!("`ethtool -K {name} {feature} off` if it routes or bridges RoCEv2"),
+        );
+    }
+    // Between two ends of a veth pair nobody fills the checksum in; RoCEv2 does not look at it.
+    if offloads.tx_checksum == Some(true) {
         return Check::ok(
             "offloads",
-            format!("{found} (captures here show wrong UDP checksums, which RoCEv2 ignores)"),
+            format!("{found} (captures here show unfinished UDP checksums, which RoCEv2 ignores)"),
         );
     }
     Check::ok("offloads", found)
+}
+
+/// What `ethtool -k` says of an interface, if it is there.
+fn features(name: &str) -> String {
+    let output = std::process::Command::new("ethtool").args(["-k", name]).output();
+    output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default()
 }
 
 fn xdp(name: &str, attachment: XdpAttachment) -> Check {
@@ -360,6 +379,17 @@ mod tests {
         let check = rp_filter(&roots, &[&a, &b]);
         assert!(check.level == Level::Warn && check.found.starts_with("strict on eth0:"), "{check:?}");
         assert_eq!(hugepages(&roots).found, "5 of 8 of 2048kB free");
+    }
+
+    #[test]
+    fn joined_datagrams_that_are_passed_on_are_warned_of() {
+        let known = Offloads { gro: Some(true), tx_checksum: Some(false) };
+        let check = |features: &str| offloads("eth0", known, features);
+        assert_eq!(check("Features for eth0:\nrx-udp-gro-forwarding: off\n").level, Level::Ok);
+        let warned = check("Features for eth0:\n\trx-udp-gro-forwarding: on\n");
+        assert_eq!(warned.level, Level::Warn);
+        assert!(warned.fix.unwrap().contains("ethtool -K eth0 rx-udp-gro-forwarding off"));
+        assert_eq!(offloads("eth0", known, "").found, "eth0: GRO on, transmit checksums off");
     }
 
     #[test]
