@@ -16,3 +16,31 @@ pub fn is_mad(packet: &Packet<'_>) -> Option<MadKind> {
     let mad: &[u8; MAD_LEN] = datagram.payload.try_into().ok()?;
     Mad::kind(mad).ok()
 }
+
+/// The kind of message that people call so: its name in any case, with `-` or `_` (`req`, `sidr-req`, `SIDR_REP`).
+#[must_use]
+pub fn named(name: &str) -> Option<MadKind> {
+    let same = |a: char, b: char| a.eq_ignore_ascii_case(&b) || (a == '_' && b == '-');
+    MadKind::ALL.into_iter().find(|kind| {
+        let own = kind.name();
+        own.len() == name.len() && own.chars().zip(name.chars()).all(|(a, b)| same(a, b))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_eleven_have_names() {
+        for (name, kind) in [("req", MadKind::Req), ("Sidr-Req", MadKind::SidrReq), ("SIDR_REP", MadKind::SidrRep)] {
+            assert_eq!(named(name), Some(kind));
+        }
+        for kind in MadKind::ALL {
+            assert_eq!(named(&kind.name().to_lowercase().replace('_', "-")), Some(kind));
+        }
+        for none in ["", "re", "reqs", "sidr", "sidr req", "ack"] {
+            assert_eq!(named(none), None);
+        }
+    }
+}

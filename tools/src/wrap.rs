@@ -16,8 +16,7 @@ use uroce::device::fault::{FaultInjector, FaultRule, PacketTest};
 use uroce::device::pcap::{PcapOptions, PcapTap, TapPacket};
 use uroce::types::Psn;
 use uroce::wire::{Body, Packet};
-use uroce_cm::matcher::is_mad;
-use uroce_cm::wire::MadKind;
+use uroce_cm::matcher::{is_mad, named};
 
 use crate::exit::Failure;
 
@@ -53,9 +52,9 @@ fn parse_rule(text: &str) -> Result<String, String> {
     FaultRule::parse(text, &message_named).map(|_| text.to_owned()).map_err(|e| e.to_string())
 }
 
-/// A test for a message of connection management, by its name in lower case: `req`, `rep`, `rtu`, …
+/// A test for a message of connection management, by its name: `req`, `rep`, `rtu`, `sidr-req`, …
 fn message_named(name: &str) -> Option<PacketTest> {
-    let kind = MadKind::ALL.into_iter().find(|k| k.name().eq_ignore_ascii_case(name))?;
+    let kind = named(name)?;
     Some(Box::new(move |packet| is_mad(packet) == Some(kind)))
 }
 
@@ -145,8 +144,17 @@ mod tests {
 
     #[test]
     fn rules_know_packets_and_messages() {
-        for good in ["drop:ack:3", "drop:rtu", "delay=5ms:read-resp-middle", "dup:write-only:every=10", "drop:REQ:2:in"]
-        {
+        for good in [
+            "drop:ack:3",
+            "drop:rtu",
+            "delay=5ms:read-resp-middle",
+            "dup:write-only:every=10",
+            "drop:REQ:2:in",
+            "drop:sidr-req",
+            "dup:SIDR_REP",
+            "drop:lap",
+            "delay=1s:apr",
+        ] {
             assert!(parse_rule(good).is_ok(), "{good}: {:?}", parse_rule(good));
         }
         for (bad, names) in [("lose:ack", "lose"), ("drop", "ACTION"), ("drop:nonsense", "nonsense")] {
