@@ -24,6 +24,7 @@ mod sim_plan;
 mod sim_random;
 mod sim_world;
 mod tidy;
+mod verbs_program;
 mod verbs_table;
 mod windows;
 mod wire_fixtures;

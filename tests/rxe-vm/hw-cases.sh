@@ -9,6 +9,7 @@
 #
 # Environment:
 #   UROCE        the binary (target/release/uroce of this repository); it must run in the guest too
+#   VERBS        the program of the case `verbs` (target/release/verbs_on_hw): every verb, rxe with itself
 #   KERNEL       of the guest (6.12, or 6.1 where only that is built)
 #   GUEST        its number (4)
 #   CASE_LIMIT   seconds a case may take (60)
@@ -19,6 +20,7 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$HERE/lib.sh"
 GUEST=${GUEST:-4}
 UROCE=${UROCE:-$HERE/../../target/release/uroce}
+VERBS=${VERBS:-$HERE/../../target/release/verbs_on_hw}
 CASE_LIMIT=${CASE_LIMIT:-60}
 LOGS=$RUN/hw-cases
 PASSED=0
@@ -29,6 +31,7 @@ MADE_NET=
 # The cases: name, role of the hardware side, family, kind of readiness, arguments of both sides.
 table() {
     local role family kind what
+    echo "verbs"
     for role in server client; do
         for family in v4 v6; do
             echo "ping-$role-$family $role $family ping"
@@ -150,6 +153,20 @@ run_case() {
     FAILED=$((FAILED + 1))
 }
 
+# Every verb, on rxe0 alone.
+run_verbs() {
+    local began=${EPOCHREALTIME/./} took
+    if GSH_TIMEOUT=$((CASE_LIMIT + 10)) in_guest "timeout -k 2 $CASE_LIMIT /host/verbs_on_hw rxe0 2>&1" >"$LOGS/guest"; then
+        took=$(((${EPOCHREALTIME/./} - began) / 10000))
+        printf 'ok verbs %d.%02d s\n' $((took / 100)) $((took % 100))
+        PASSED=$((PASSED + 1))
+        return
+    fi
+    echo "FAIL verbs"
+    sed 's/^/    /' "$LOGS/guest"
+    FAILED=$((FAILED + 1))
+}
+
 # Both sides have seen the same ten texts.
 same_pings() {
     local side
@@ -184,6 +201,7 @@ main() {
     export NO_NFT=${NO_NFT:-1}
     mkdir -p "$LOGS" "$SHARE"
     install -m 755 "$UROCE" "$SHARE/uroce-hw"
+    [[ ! verbs =~ $only ]] || install -m 755 "$VERBS" "$SHARE/verbs_on_hw" || exit 2
     ip netns list | grep -qw "$NS" || MADE_NET=1
     trap clean_up EXIT
     trap 'exit 130' INT TERM
@@ -193,7 +211,7 @@ main() {
     echo
     while read -r -a line <&3; do
         [[ ${line[0]} =~ $only ]] || continue
-        run_case "${line[@]}"
+        if [ "${line[0]}" = verbs ]; then run_verbs; else run_case "${line[@]}"; fi
     done 3< <(table)
     echo "$PASSED passed, $FAILED failed"
     [ "$FAILED" = 0 ] && [ "$PASSED" -gt 0 ]

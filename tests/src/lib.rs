@@ -1,3 +1,4 @@
 //! What the tests of this workspace share.
 
 pub mod pair;
+pub mod verbs_program;

@@ -39,7 +39,7 @@ use crate::table::{NumberMap, Slab};
 use crate::time::{Duration, Instant};
 use crate::types::{AckTimeout, PKey};
 use crate::verbs::{
-    AsyncEvent, CqHandle, DeviceAttr, QpCapabilities, QpHandle, QpType, SrqHandle, VerbsError, WaitVerbs,
+    AsyncEvent, CqHandle, DeviceAttr, QpCapabilities, QpHandle, QpState, QpType, SrqHandle, VerbsError, WaitVerbs,
     WorkCompletion, kind,
 };
 
@@ -81,6 +81,8 @@ struct QpEntry {
     qp_type: QpType,
     caps: QpCapabilities,
     has_srq: bool,
+    /// As the program left it: what the device does to it afterwards keeps no post from being queued.
+    state: QpState,
     groups: Vec<abi::GidBytes>,
 }
 

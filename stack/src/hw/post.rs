@@ -5,7 +5,8 @@ use super::{HwDevice, QpEntry, abi, convert};
 use crate::qp::{MAX_MESSAGE, check_operation, check_sge_count};
 use crate::table::{NumberMap, Slab};
 use crate::verbs::{
-    CqHandle, Payload, PostError, PostListError, QpHandle, RecvWr, SendWr, SrqHandle, VerbsError, WorkCompletion, kind,
+    CqHandle, Payload, PostError, PostListError, QpHandle, QpState, RecvWr, SendWr, SrqHandle, VerbsError,
+    WorkCompletion, kind,
 };
 
 /// Completions taken from the library at once.
@@ -24,6 +25,9 @@ fn verdict(posted: Result<(), (usize, Errno)>, refused: Option<PostListError>) -
 
 /// What can be told at the call without the device, which knows only one error number for all of it.
 fn check(entry: &QpEntry, wr: &SendWr<'_>) -> Result<(), PostError> {
+    if matches!(entry.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+        return Err(PostError::WrongState(entry.state));
+    }
     check_operation(entry.qp_type, wr)?;
     let length = match wr.payload {
         Payload::Sges(sges) => {
@@ -79,6 +83,9 @@ impl HwDevice {
     pub(super) fn receive(&mut self, qp: QpHandle, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         let Self { qps, chain, .. } = self;
         let entry = qps.get(qp).ok_or(UNKNOWN)?;
+        if entry.state == QpState::Reset && !list.is_empty() {
+            return Err(PostListError { index: 0, error: PostError::WrongState(entry.state) });
+        }
         if entry.has_srq && !list.is_empty() {
             return Err(PostListError { index: 0, error: PostError::HasSrq });
         }

@@ -253,7 +253,7 @@ impl Verbs for HwDevice {
         let (qp, cap) = made.map_err(|e| e.of("ibv_create_qp"))?;
         let number = qp.number();
         let (qp_type, caps, has_srq) = (init.qp_type, convert::cap_from(&cap), init.srq.is_some());
-        let entry = QpEntry { qp, cookie, qp_type, caps, has_srq, groups: Vec::new() };
+        let entry = QpEntry { qp, cookie, qp_type, caps, has_srq, state: QpState::Reset, groups: Vec::new() };
         let handle = self.qps.insert(entry).ok_or(full("queue pairs"))?;
         self.by_cookie.insert(cookie, Object::Qp(handle));
         self.by_qpn.insert(number, handle);
@@ -271,7 +271,9 @@ impl Verbs for HwDevice {
         // The library wants the target state in every modify.
         let attr = QpAttr { state: Some(to), ..attr };
         let (raw, mask) = convert::qp_attr(&attr, self.port)?;
-        entry.qp.modify(raw, mask).map_err(|e| e.of("ibv_modify_qp"))
+        entry.qp.modify(raw, mask).map_err(|e| e.of("ibv_modify_qp"))?;
+        self.qp_mut(qp)?.state = to;
+        Ok(())
     }
 
     /// Of the queues hardware tells only the two PSNs, and of a failure nothing.
