@@ -45,11 +45,12 @@ impl Frame {
     }
 
     /// The frame from the IP header to the end that the header states, which is the ICRC: what
-    /// [`reference_icrc`](crate::reference_icrc) takes. `None` if this is no untagged IP packet.
+    /// [`reference_icrc`](crate::reference_icrc) takes. `None` if this is no IP packet. One 802.1Q tag may stand before it.
     #[must_use]
     pub fn ip_packet(&self) -> Option<&[u8]> {
-        let ip = self.bytes.get(ETHERNET_LEN..)?;
-        let len = match self.bytes.get(12..ETHERNET_LEN)? {
+        let tag = if self.bytes.get(12..ETHERNET_LEN)? == [0x81, 0x00] { 4 } else { 0 };
+        let ip = self.bytes.get(ETHERNET_LEN + tag..)?;
+        let len = match self.bytes.get(12 + tag..ETHERNET_LEN + tag)? {
             [0x08, 0x00] => usize::from(be16(ip, 2)?),
             [0x86, 0xdd] => 40 + usize::from(be16(ip, 4)?),
             _ => return None,
@@ -57,7 +58,7 @@ impl Frame {
         ip.get(..len)
     }
 
-    /// The UDP payload, from the BTH to the ICRC. `None` if this is no untagged UDP packet.
+    /// The UDP payload, from the BTH to the ICRC. `None` if this is no UDP packet.
     #[must_use]
     pub fn udp_payload(&self) -> Option<&[u8]> {
         let ip = self.ip_packet()?;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use uroce_fixtures::{CmMessage, Direction, Fixture, Frame, NODE_1_MAC, NODE_2_MAC, all, by_name, reference_icrc};
 
-const OPERATIONS: [&str; 24] = [
+const OPERATIONS: [&str; 30] = [
     "SEND_FIRST",
     "SEND_MIDDLE",
     "SEND_LAST",
@@ -30,6 +30,12 @@ const OPERATIONS: [&str; 24] = [
     "reserved",
     "SEND_LAST_INV",
     "SEND_ONLY_INV",
+    "reserved",
+    "reserved",
+    "reserved",
+    "reserved",
+    "FLUSH",
+    "ATOMIC_WRITE",
 ];
 const CM_MESSAGES: [&str; 9] = ["REQ", "MRA", "REJ", "REP", "RTU", "DREQ", "DREP", "SIDR_REQ", "SIDR_REP"];
 const NAKS: [&str; 5] = ["PSN_SEQ", "INV_REQ", "REM_ACCESS", "REM_OP", "INV_RD_REQ"];
@@ -87,7 +93,7 @@ fn frames(fixture: &Fixture) -> Vec<Frame> {
 
 #[test]
 fn every_capture_opens_and_has_the_stated_size() {
-    assert_eq!(all().len(), 53);
+    assert_eq!(all().len(), 57);
     for fixture in all() {
         let frames = fixture.frames().unwrap();
         assert_eq!(u64::try_from(frames.len()).unwrap(), fixture.packets, "{}", fixture.name);
@@ -96,7 +102,7 @@ fn every_capture_opens_and_has_the_stated_size() {
         assert!(frames.enumerate().all(|(at, frame)| frame.index == at), "{}", fixture.name);
         assert!(fixture.log_path().is_file(), "{}", fixture.name);
     }
-    assert_eq!(all().iter().map(|fixture| fixture.packets).sum::<u64>(), 3250);
+    assert_eq!(all().iter().map(|fixture| fixture.packets).sum::<u64>(), 3282);
 }
 
 #[test]
@@ -106,7 +112,7 @@ fn the_index_and_the_folder_name_the_same_files() {
     let present: BTreeSet<_> = names.map(|name| name.into_string().unwrap()).collect();
     let mut stated: BTreeSet<_> =
         all().iter().flat_map(|fixture| [fixture.file.clone(), fixture.log.clone()]).collect();
-    stated.insert("index.toml".into());
+    stated.extend(["index.toml".into(), "odd".into()]);
     assert_eq!(present, stated);
 }
 
@@ -314,7 +320,9 @@ fn the_last_packet_of_a_request_asks_for_an_ack() {
     for fixture in all() {
         for frame in frames(fixture).iter().filter(|frame| mad(frame).is_none()) {
             let kind = kind(frame);
-            let last = ["_LAST", "_ONLY", "_REQUEST", "_SWAP", "_ADD"].iter().any(|part| kind.contains(part));
+            let last = ["_LAST", "_ONLY", "_REQUEST", "_SWAP", "_ADD", "_FLUSH", "ATOMIC_WRITE"]
+                .iter()
+                .any(|part| kind.contains(part));
             let asks = kind.starts_with("RC_") && last && !kind.contains("READ_RESP");
             assert_eq!(bth(frame)[8] >> 7 == 1, asks, "{} frame {} {kind}", fixture.name, frame.index);
         }

@@ -52,7 +52,7 @@ capture() {
     [[ $name =~ $ONLY ]] || return 0
     [ -z "$client_setup" ] || in_guest $CLIENT "$client_setup"
     [ -z "$server_setup" ] || in_guest $SERVER "$server_setup"
-    run cap-start "$name" "udp port 4791"
+    run cap-start "$name" "udp port 4791 or (vlan and udp port 4791)"
     if [ -n "$server" ]; then
         run bg $SERVER server "timeout $LIMIT $server"
         sleep 1.2
@@ -98,6 +98,17 @@ capture cm_rej_noport "" "rlab client basic -a $S4 -p 19999"
 capture cm_rej_user "rlab server reject" "rlab client reject -a $S4"
 capture cm_req_noanswer "" "timeout 14 rlab client basic -a $HOST_IP4"
 
+# A server that has stopped hears of the REQ and says nothing: the kernel answers the REQ's repeat with an MRA.
+STOPPED="timeout 20 sh -c 'rping -s -a $S4 -C 1 -v & p=\$!; sleep 0.4; kill -STOP \$p; sleep 6.5; kill -CONT \$p; wait \$p'"
+capture cm_mra "$STOPPED" "rping -c -a $S4 -C 1 -v -S 64"
+# A client that goes away meanwhile says so: REJ, timeout, with its CA GUID as ARI.
+capture cm_rej_timeout "$STOPPED" "timeout 3 rping -c -a $S4 -C 1 -v -S 64"
+# Nobody has the datagram service.
+capture sidr_noservice "" "udaddy -s $S4 -c 1 -C 1 -S 100"
+VLAN='modprobe 8021q; ip link add link eth0 name eth0.5 type vlan id 5; ip link set eth0.5 up; ip addr add 10.78.0.NODE/24 dev eth0.5'
+capture vlan "rping -s -a 10.78.0.$SERVER -C 1 -v" "rping -c -a 10.78.0.$SERVER -C 1 -v -S 64" \
+    "${VLAN/NODE/$CLIENT}; sleep 1" "ip link del eth0.5" "${VLAN/NODE/$SERVER}; sleep 1" "ip link del eth0.5"
+
 # ---- known payloads (src/rlab.c)
 
 # known NAME MODE: over the CM.
@@ -123,6 +134,10 @@ known nak_write_oob oob
 known nak_send_toolong toolong
 known rnr_then_ok rnr
 known rnr_exhausted rnrfail
+
+capture atomic_write "ops server -M 1024 atomic-write bad-key-atomic-write" "ops client -a $S4 -M 1024 atomic-write bad-key-atomic-write"
+# Its ICRCs are wrong: captures/odd.
+capture rxe_flush "ops server -M 1024 flush flush-region bad-key-flush" "ops client -a $S4 -M 1024 flush flush-region bad-key-flush"
 
 # ---- rdma-core's pingpongs and perftest
 

@@ -96,7 +96,7 @@ impl Memory {
     pub(super) fn prepare(&mut self, one: &Posted) {
         let Some((remote, len)) = addressed(one) else { return };
         let Some((place, at)) = self.find(remote, usize::try_from(len).expect("a length")) else { return };
-        if !matches!(one.operation, Operation::Write(_) | Operation::WriteImm(..)) {
+        if !matches!(one.operation, Operation::Write(_) | Operation::WriteImm(..) | Operation::AtomicWrite(_)) {
             place.put(at, &one.answer);
         }
         let before = u64::from_ne_bytes(place.model[at..].first_chunk().copied().unwrap_or_default());
