@@ -208,9 +208,12 @@ def ahead(psn, of):
 class Cm(Row):
     """ucmatose, udaddy, cmtime: both sides have the same letters."""
 
-    def __init__(self, name, command, port, arguments):
-        super().__init__(name)
-        self.command, self.port, self.arguments = command, port, arguments
+    def __init__(self, program, command, port, arguments, name=None, only=None):
+        super().__init__(name or program)
+        self.program, self.command, self.port, self.arguments, self.only = program, command, port, arguments, only
+
+    def absent(self, cell):
+        return self.only(cell) if self.only else super().absent(cell)
 
     def run(self, lab, cells):
         (cell,) = cells
@@ -221,7 +224,7 @@ class Cm(Row):
         else:
             ends, guest_ends = ["-s", theirs, "-b", ours], f"-b {theirs}"
         host = ["cm", self.command, *ends, "--device", "packet:h0", *arguments]
-        guest = f"{self.name} {guest_ends} {' '.join(arguments)}"
+        guest = f"{self.program} {guest_ends} {' '.join(arguments)}"
         together(lab, cell.role, host, guest, lab.host_packet_socket, guest_cm(self.port))
         self.statuses(lab, cell)
         lab.end()
@@ -432,6 +435,7 @@ ROWS = [
     Cm("ucmatose", "connect", 7471, lambda cell: ["-c", "3", "-C", "4", "-S", str(2 * cell.mtu + 100)]),
     Cm("udaddy", "datagram", 7174, lambda cell: ["-c", "2", "-C", "4", "-S", "100"]),
     Cmtime("cmtime", "time", 7471, lambda cell: ["-c", "40"]),
+    Cmtime("cmtime", "time", 7471, lambda cell: ["-c", "300"], name="cmtime, 300 REQs at once", only=once),
     Mckey("mckey"),
     Pingpong("rc"),
     Pingpong("uc"),
