@@ -260,9 +260,9 @@ class Mckey(Row):
         group = "239.7.7.7" if cell.family == "v4" else "ff0e::7:7"
         common = ["-m", group, "-S", "100"]
         send = cell.role == "client"
-        host = ["cm", "multicast", *common, "-C", "5", "-b", ours, "--device", "packet:h0"]
+        host = ["cm", "multicast", *common, "-C", "5" if send else "1", "-b", ours, "--device", "packet:h0"]
         host += ["-s", "--settle", "1"] if send else []
-        # A mckey that sends does not wait until it has sent: of few datagrams none may leave before its QP is gone.
+        # A mckey that sends does not wait until it has sent: of many datagrams one leaves before its QP is gone.
         guest = f"mckey {' '.join(common)} -C {5 if send else 1000} -b {theirs} {'' if send else '-s'}"
         # A receiver's membership, not a listener, shows that it is there.
         joined = "rdma resource show qp 2>/dev/null | grep -q 'type UD'"
