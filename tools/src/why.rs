@@ -9,6 +9,7 @@ use std::time::Duration;
 use uroce::device::probe::{ProbeAnswer, UdpProbe};
 use uroce::types::{PKey, Psn, QKey, Qpn};
 use uroce::wire::{Body, Datagram, Flow, IpFields, Packet, seal, segment_len};
+use uroce_cm::id::STATUS_NO_DEVICE;
 use uroce_cm::wire::{
     CommunicationId, Drep, MAD_LEN, Mad, MadHeader, Message, PrivateData, RejReason, SidrStatus, TransactionId,
 };
@@ -26,6 +27,11 @@ pub(crate) fn connection(from: Option<IpAddr>, peer: SocketAddr, event: &IdEvent
     let tried =
         event.attempt.map_or(String::new(), |a| format!(" after {} tries in {} ms", a.tries, a.elapsed.as_millis()));
     match event.kind {
+        // The kernel's verdict, on hardware: our own knows only the other one.
+        EventKind::AddrError if status != STATUS_NO_DEVICE => format!(
+            "{peer} cannot be reached ({name}, status {status}: {}): nobody answers for that address",
+            std::io::Error::from_raw_os_error(status.saturating_neg())
+        ),
         EventKind::AddrError => format!(
             "{peer} cannot be reached from this device ({name}, status {status}): the device has no {} address for it; \
              give it one, or choose another --device",
