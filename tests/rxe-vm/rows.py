@@ -165,8 +165,8 @@ class Pingpong(Row):
 
 RXE_STALL = (
     "rxe's send queue stops for ever when an ACK of the whole message arrives while it repeats that message and the"
-    " program's queue holds one work request: the work request completes, and rxe never leaves the place where it was;"
-    " capture rxe_stall"
+    " program's queue holds one work request: the work request completes, and rxe never leaves the place where it was"
+    " (capture `pcap-fixtures/captures/odd/rxe_stall.pcap`)"
 )
 
 
@@ -274,8 +274,8 @@ class Mckey(Row):
 
 
 RXE_FLUSH = (
-    "rxe computes the ICRC of a FLUSH over the headers twice (its opcode table names no payload offset for it), so that"
-    " no other implementation's ICRC fits; capture rxe_flush. The row below speaks rxe's ICRC"
+    "rxe computes the ICRC of a FLUSH over the headers twice, so that no other implementation's fits (capture"
+    " `pcap-fixtures/captures/odd/rxe_flush.pcap`; the rows below it speak rxe's ICRC)"
 )
 NO_FLUSH = "rxe of kernel 6.1 has neither FLUSH nor ATOMIC WRITE"
 
