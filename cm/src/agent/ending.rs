@@ -16,7 +16,7 @@ impl Agent {
         let (now, from, transaction) = (cx.now, cx.from, cx.transaction());
         let found = self.find(cx, dreq.remote_comm_id, dreq.local_comm_id);
         // Before its REP is here, the peer's connection is as unknown to us as a forgotten one.
-        let is_known = |h: &CommId| self.tables.comms.get(*h).is_some_and(|c| c.remote_id != CommunicationId::NONE);
+        let is_known = |h: &CommId| self.tables.comms.get(*h).is_some_and(|c| c.remote_qpn.is_some());
         let Some(handle) = found.filter(is_known) else {
             // A connection that we have forgotten, or that waits: the peer shall not ask in vain.
             let ids = (dreq.remote_comm_id, dreq.local_comm_id);

@@ -236,8 +236,10 @@ impl Agent {
     }
 
     /// The sender of a REJ may not know our id (it gave up on its REQ), or have none of its own (it has no listener).
+    /// Once both sides have told their ids a REJ names both, as one id alone can be guessed.
     fn find_rejected(&mut self, cx: &Arrived<'_>, rej: &Rej) -> Option<CommId> {
-        let handle = if rej.remote_comm_id == CommunicationId::NONE {
+        let unaware = rej.remote_comm_id == CommunicationId::NONE;
+        let handle = if unaware {
             let guid = rej.ari.ca_guid().filter(|_| rej.reason == RejReason::Timeout);
             guid.and_then(|guid| self.tables.by_remote_id((cx.from.remote, guid), rej.local_comm_id))
         } else {
@@ -247,8 +249,8 @@ impl Agent {
             self.unmatched(cx);
             return None;
         };
-        let knows_peer = comm.remote_id != CommunicationId::NONE && rej.local_comm_id != CommunicationId::NONE;
-        if knows_peer && comm.remote_id != rej.local_comm_id {
+        let knows_peer = comm.remote_id != CommunicationId::NONE;
+        if knows_peer && comm.remote_id != rej.local_comm_id || unaware && !comm.state.is_half_open() {
             self.unmatched(cx);
             return None;
         }

@@ -310,6 +310,60 @@ fn strangers_do_not_touch_a_connection() {
     assert_eq!(pair.agents[B].state(b), Some(CommState::Established));
 }
 
+/// 32 random bits are soon guessed when a thousand connections wait to be hit, and source addresses and GUIDs are no
+/// secrets: a refusal ends a connection only if it names both ids, as REQ and REP have told them.
+#[test]
+fn a_refusal_that_names_one_id_ends_no_connection() {
+    for (side, reason) in [(A, RejReason::ConsumerDefined), (B, RejReason::ConsumerDefined), (B, RejReason::Timeout)] {
+        let mut pair = Pair::new();
+        pair.listen(B);
+        pair.connect(A);
+        pair.run_until(at(10));
+        let (a, b) = pair.comms();
+        let Message::Rep(rep) = pair.sent[B][0].1.message else { panic!() };
+        let (ids, comm) = if side == A {
+            ((rep.local_comm_id, rep.remote_comm_id), a)
+        } else {
+            ((rep.remote_comm_id, rep.local_comm_id), b)
+        };
+        let guid = Ari::new(&pair.agents[1 - side].ca_guid().get().to_be_bytes());
+        let (local_comm_id, remote_comm_id) = match reason {
+            // Only who has not heard of us yet, and gives up, is found by its GUID.
+            RejReason::Timeout => (ids.0, CommunicationId::NONE),
+            _ => (CommunicationId::NONE, ids.1),
+        };
+        let message = RejectedMessage::Other;
+        let forged =
+            Rej { local_comm_id, remote_comm_id, message, reason, ari: guid, private_data: PrivateData::EMPTY };
+        let from = MadAddress { local: gid(side), remote: gid(1 - side) };
+        let arrive = |pair: &mut Pair, rej| {
+            pair.agents[side].handle_mad(pair.now, from, &Mad::new(TransactionId::new(5), rej).emit());
+        };
+        arrive(&mut pair, forged);
+        assert_eq!(pair.agents[side].state(comm), Some(CommState::Established), "{side} {reason}");
+        assert_eq!(pair.agents[side].counters().unmatched, 1);
+        // With both it does.
+        arrive(&mut pair, Rej { local_comm_id: ids.0, remote_comm_id: ids.1, ..forged });
+        assert_eq!((pair.agents[side].state(comm), pair.agents[side].in_timewait()), (None, 1), "{side} {reason}");
+    }
+}
+
+/// No id is forbidden, and one in 2^32 of Linux is 0.
+#[test]
+fn a_peer_whose_id_is_zero_can_part() {
+    let mut agent = server(Limits::default());
+    feed(&mut agent, Req { local_comm_id: CommunicationId::new(0), ..good_req() });
+    let Some(CmEvent::ConnectRequest(request)) = agent.poll_event() else { panic!() };
+    agent.accept(at(0), request.comm, &accept_params()).unwrap();
+    let Message::Rep(rep) = Mad::parse(&agent.poll_mad().unwrap().bytes).unwrap().message else { panic!() };
+    let (local_comm_id, remote_comm_id) = (rep.remote_comm_id, rep.local_comm_id);
+    feed(&mut agent, Rtu { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY });
+    assert_eq!(agent.state(request.comm), Some(CommState::Established));
+    let private_data = PrivateData::EMPTY;
+    feed(&mut agent, Dreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, reserved: 0, private_data });
+    assert_eq!(agent.state(request.comm), Some(CommState::DreqRcvd));
+}
+
 #[test]
 fn a_stranger_that_names_a_live_qp_disconnects_nobody() {
     let mut pair = Pair::new();
