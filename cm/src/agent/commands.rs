@@ -160,6 +160,8 @@ impl Agent {
             return Err(CmError::QpBusy(params.local_qpn));
         }
         let starting_psn = params.starting_psn.unwrap_or_else(|| Psn::from_wire(self.rng.next_u32()));
+        // Between equals, our REQ may have named another QP.
+        self.tables.forget_local_qpn(handle);
         let comm = self.tables.comms.get_mut(handle).ok_or(CmError::InvalidHandle)?;
         // Since the REQ, the two depths hold what it leaves us at most.
         comm.responder_resources =

@@ -152,6 +152,14 @@ impl Tables {
         }
     }
 
+    /// The QP that a communication named is not its own any more.
+    pub(super) fn forget_local_qpn(&mut self, handle: CommId) {
+        let named = self.comms.get_mut(handle).and_then(|comm| comm.local_qpn.take());
+        if let Some(qpn) = named.filter(|qpn| self.by_local_qpn.get(qpn.get()) == Some(&handle)) {
+            self.by_local_qpn.remove(qpn.get());
+        }
+    }
+
     /// Changes the state, and with it the timer.
     pub(super) fn set_state(&mut self, handle: CommId, state: State, due: Option<Instant>) {
         let Some(comm) = self.comms.get_mut(handle) else { return };

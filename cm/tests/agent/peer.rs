@@ -110,6 +110,27 @@ fn any_message_of_the_meeting_may_get_lost() {
 }
 
 #[test]
+fn an_equal_may_answer_with_another_qp_than_it_asked_with() {
+    let mut pair = Pair::with(1, with_guid(9), with_guid(5));
+    let (asked, answered) = (qpn(0x30), qpn(0x31));
+    let comms = [meet(&mut pair, A, qpn(0x20)), meet(&mut pair, B, asked)];
+    run(&mut pair, [qpn(0x20), answered], 50);
+    assert_met(&pair, comms[A], comms[B]);
+    // The first is free for another connection, and both are once this one has gone.
+    let elsewhere =
+        ConnectParams { local_qpn: asked, path: uroce_cm::comm::Path::new(gid(B), gid(7)), ..connect_params(B) };
+    let other = pair.agents[B].connect(pair.now, &elsewhere).unwrap();
+    pair.agents[B].abandon(pair.now, other);
+    pair.agents[B].disconnect(pair.now, comms[B], b"").unwrap();
+    pair.answers = [true; 2];
+    pair.run_for(ms(2000));
+    assert_eq!((pair.agents[B].communications(), pair.agents[B].in_timewait()), (0, 0));
+    for local_qpn in [asked, answered] {
+        assert!(pair.agents[B].connect(pair.now, &ConnectParams { local_qpn, ..elsewhere }).is_ok());
+    }
+}
+
+#[test]
 fn a_meeting_that_never_comes_about_is_given_up() {
     let mut pair = Pair::new();
     let comm = meet(&mut pair, A, qpn(0x20));
