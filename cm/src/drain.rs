@@ -8,7 +8,8 @@ use uroce::verbs::{QpHandle, QpState, Verbs};
 
 use crate::id::{IdError, IdHandle, RdmaCm};
 
-/// How a drain ended. The connection is being disconnected in each case: `RDMA_CM_EVENT_DISCONNECTED` follows.
+/// How a drain ended. The connection is being disconnected in each case: `RDMA_CM_EVENT_DISCONNECTED` follows, if the
+/// peer has not parted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainEnd {
     /// Every send had completed.
@@ -18,7 +19,7 @@ pub enum DrainEnd {
         /// Sends that complete with a flush error.
         flushed: u32,
     },
-    /// The QP had failed: its sends were flushed before.
+    /// The QP had failed, or the peer parted: its sends were flushed before.
     Failed,
 }
 
@@ -64,7 +65,11 @@ impl Drain {
             return Ok(None);
         };
         // It moves the QP to ERR: what is outstanding is flushed.
-        cm.disconnect(now, verbs, self.id)?;
+        match cm.disconnect(now, verbs, self.id) {
+            // The peer parted first, and TIMEWAIT is over too.
+            Err(IdError::WrongState(_)) if end == DrainEnd::Failed => {}
+            done => done?,
+        }
         self.end = Some(end);
         Ok(self.end)
     }

@@ -322,6 +322,20 @@ fn a_qp_that_failed_is_not_waited_for() {
 }
 
 #[test]
+fn a_peer_that_parts_first_ends_the_drain() {
+    let mut net = Net::new();
+    let (id, qp, _) = busy(&mut net, 10, 3);
+    let peer = net.wait(B, EventKind::Established).id;
+    let mut drain = drain_and_disconnect(id, qp, net.now() + secs(5));
+    assert_eq!(net.on(A, |cm, now, verbs| drain.poll(now, cm, verbs).unwrap()), None);
+    net.on(B, |cm, now, verbs| cm.disconnect(now, verbs, peer).unwrap());
+    // All is over, TIMEWAIT too, before the program looks again.
+    net.wait(A, EventKind::TimewaitExit);
+    assert_eq!(end_of(&mut net, &mut drain).0, DrainEnd::Failed);
+    assert_eq!(drain.poll_timeout(), None);
+}
+
+#[test]
 fn many_qps_move_at_once_each_with_its_own_result() {
     let mut net = Net::new();
     net.on(A, |_, _, verbs| {
