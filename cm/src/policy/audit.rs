@@ -12,6 +12,9 @@ use uroce::types::{Gid, Qpn};
 use super::rate::{Bucket, Rate};
 use crate::wire::{CommunicationId, RejReason, ServiceId};
 
+/// Least time from one count of records left out to the next, so that they leave room for records.
+const COUNT_EVERY: Duration = Duration::from_secs(1);
+
 /// What a record tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -198,6 +201,8 @@ pub(super) struct AuditLog {
     /// When the clock of the agent began, since 1970.
     epoch: Duration,
     suppressed: u64,
+    /// No count is written before.
+    count_after: Instant,
     pub(super) written: u64,
     pub(super) suppressed_in_all: u64,
 }
@@ -210,6 +215,7 @@ impl AuditLog {
             bucket: Bucket::default(),
             epoch: Duration::ZERO,
             suppressed: 0,
+            count_after: Instant::ZERO,
             written: 0,
             suppressed_in_all: 0,
         }
@@ -226,7 +232,7 @@ impl AuditLog {
             return;
         }
         self.tell_suppressed(now);
-        if self.suppressed == 0 && self.bucket.take(now, self.rate) {
+        if self.bucket.take(now, self.rate) {
             self.put(now, record);
         } else {
             self.suppressed += 1;
@@ -234,18 +240,19 @@ impl AuditLog {
         }
     }
 
-    /// Says how many records were left out, once there is room for that.
+    /// Says how many records were left out, once there is room for that and it was not said just now.
     pub(super) fn tell_suppressed(&mut self, now: Instant) {
-        if self.suppressed > 0 && self.bucket.take(now, self.rate) {
+        if self.suppressed > 0 && now >= self.count_after && self.bucket.take(now, self.rate) {
             let record = AuditRecord { count: Some(self.suppressed), ..AuditRecord::new(AuditEvent::Suppressed) };
             self.suppressed = 0;
+            self.count_after = now + COUNT_EVERY;
             self.put(now, &record);
         }
     }
 
     /// When [`AuditLog::tell_suppressed`] has something to say.
     pub(super) fn due(&self) -> Option<Instant> {
-        (self.suppressed > 0).then(|| self.bucket.next(self.rate))
+        (self.suppressed > 0).then(|| self.bucket.next(self.rate).max(self.count_after))
     }
 
     fn put(&mut self, now: Instant, record: &AuditRecord<'_>) {
@@ -310,5 +317,28 @@ mod tests {
         sink.record(&AuditRecord::new(AuditEvent::BadMad));
         assert_eq!(sink.failed(), 0);
         assert_eq!(sink.into_inner(), b"{\"time\":0.0,\"event\":\"bad_mad\"}\n");
+    }
+
+    #[test]
+    fn a_flood_leaves_room_for_what_it_is_made_of() {
+        let lines = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = std::sync::Arc::clone(&lines);
+        let mut log = AuditLog::new(Rate { per_second: 10, burst: 3 });
+        log.set_sink(
+            Box::new(Callback(move |r: &AuditRecord<'_>| seen.lock().unwrap().push((r.event, r.count)))),
+            Duration::ZERO,
+        );
+        // Five seconds of a thousand records a second, and its timer.
+        for ms in 0..5000 {
+            let now = Instant::ZERO + Duration::from_millis(ms);
+            log.tell_suppressed(now);
+            log.write(now, &AuditRecord::new(AuditEvent::Stray));
+        }
+        let lines = lines.lock().unwrap();
+        let told = lines.iter().filter(|(event, _)| *event == AuditEvent::Stray).count();
+        assert_eq!(lines.len(), 3 + 49, "the burst, and ten a second");
+        assert_eq!(lines.len() - told, 5, "a count a second");
+        let counted: u64 = lines.iter().filter_map(|(_, count)| *count).sum();
+        assert_eq!(told as u64 + counted + log.suppressed, 5000, "each is told or counted");
     }
 }
