@@ -99,13 +99,13 @@ impl Agent {
                 let service = Some(m.service_id);
                 Ask { kind: MadKind::SidrReq, source, service, remote_comm_id: None, qpn: None }
             }
+            // What is for nobody costs an answer.
+            Message::Rep(_) | Message::Dreq(_) | Message::Lap(_) if stray => {
+                return policy.bad_mad(now, source, Some(message.kind()));
+            }
             Message::Lap(m) => {
                 let remote_comm_id = Some(m.local_comm_id);
                 Ask { kind: MadKind::Lap, source, service: None, remote_comm_id, qpn: None }
-            }
-            // What is for nobody costs an answer.
-            Message::Rep(_) | Message::Dreq(_) if stray => {
-                return policy.bad_mad(now, source, Some(message.kind()));
             }
             _ => {
                 policy.handle_timeout(now);

@@ -276,7 +276,7 @@ impl Policy {
     }
 
     /// A MAD that cannot be read (no kind), or a message for no communication that we know. Returns whether it may be
-    /// answered.
+    /// answered: within the rates, and not to a source that the rules hide us from.
     pub fn bad_mad(&mut self, now: Instant, source: Gid, kind: Option<MadKind>) -> bool {
         self.now = now;
         self.counters.bad_mads += 1;
@@ -287,7 +287,7 @@ impl Policy {
                 AuditRecord { message: kind.map(MadKind::name), source_gid: Some(source), ..AuditRecord::new(event) };
             self.log.write(now, &record);
         }
-        within
+        within && !self.config.rules.hides_from(source)
     }
 
     fn take_bad(&mut self, now: Instant, gid: Gid) -> bool {

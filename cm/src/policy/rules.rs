@@ -265,6 +265,22 @@ impl RuleSet {
         (action, found)
     }
 
+    /// Whether nothing that a source may ask for is answered: only `drop` fits it, whatever the service.
+    #[must_use]
+    pub fn hides_from(&self, source: Gid) -> bool {
+        let fitting =
+            self.rules.iter().filter(|rule| rule.from.is_empty() || rule.from.iter().any(|p| p.contains(source)));
+        for rule in fitting {
+            if rule.action != Action::Drop {
+                return false;
+            }
+            if rule.service.is_empty() {
+                return true;
+            }
+        }
+        self.default == Action::Drop
+    }
+
     /// The name of the rule at a position that [`RuleSet::decide`] gave.
     #[must_use]
     pub fn name(&self, at: Option<usize>) -> &str {

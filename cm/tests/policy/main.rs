@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 
 use uroce::rng::Rng;
 use uroce::time::{Duration, Instant};
-use uroce::types::{Gid, PKey};
+use uroce::types::{Gid, PKey, Psn, QKey};
 use uroce_cm::agent::{AddressFilter, CmEvent, ConnectParams, MadAddress, REFUSED_BY_POLICY};
 use uroce_cm::comm::Path;
 use uroce_cm::policy::{AuditEvent, AuditRecord, Callback, PolicyConfig, Rate};
 use uroce_cm::wire::{
-    CaGuid, CommunicationId, Dreq, Mad, Message, PrivateData, RejReason, Req, ServiceId, SidrReq, SidrStatus,
-    TransactionId,
+    CaGuid, CmTimeout, CommunicationId, Dreq, Lap, Mad, Message, PrivateData, RejReason, Rep, Req, ServiceId, SidrReq,
+    SidrStatus, TransactionId,
 };
 use uroce_cm::{Agent, Policy};
 
@@ -76,6 +76,50 @@ fn dreq(n: u32) -> Dreq {
         remote_comm_id: CommunicationId::new(0xdead),
         remote_qpn: qpn(3),
         reserved: 0,
+        private_data: PrivateData::EMPTY,
+    }
+}
+
+fn rep_for_nobody() -> Rep {
+    Rep {
+        local_comm_id: CommunicationId::new(9),
+        remote_comm_id: CommunicationId::new(0xdead),
+        local_qkey: QKey::default(),
+        local_qpn: qpn(0x30),
+        local_eecn: 0,
+        vendor_id: [0; 3],
+        starting_psn: Psn::ZERO,
+        responder_resources: 4,
+        initiator_depth: 4,
+        target_ack_delay: 0,
+        failover_accepted: 0,
+        flow_control: false,
+        rnr_retry_count: 7,
+        srq: false,
+        reserved: 0,
+        ca_guid: CaGuid::new(77),
+        private_data: PrivateData::EMPTY,
+    }
+}
+
+fn lap_for_nobody() -> Lap {
+    Lap {
+        local_comm_id: CommunicationId::new(9),
+        remote_comm_id: CommunicationId::new(0xdead),
+        reserved: 0,
+        remote_qpn: qpn(3),
+        remote_response_timeout: CmTimeout::DEFAULT_RESPONSE,
+        local_lid: 0xffff,
+        remote_lid: 0xffff,
+        local_gid: peer(1),
+        remote_gid: gid(B),
+        flow_label: 7,
+        traffic_class: 0,
+        hop_limit: 64,
+        packet_rate: 0,
+        service_level: 0,
+        subnet_local: false,
+        ack_timeout: 14,
         private_data: PrivateData::EMPTY,
     }
 }
@@ -200,6 +244,39 @@ fn messages_for_nobody_are_answered_at_a_rate() {
     // They took nothing from requests.
     feed(&mut agent, at(0), peer(1), req(peer(1), 1, SERVICE));
     assert!(matches!(agent.poll_event(), Some(CmEvent::ConnectRequest(_))));
+}
+
+/// Who is dropped does not learn that somebody is here: not by messages either that no rule judges.
+#[test]
+fn a_source_that_is_dropped_is_not_answered_whatever_it_sends() {
+    let (mut agent, lines) = audited(PolicyConfig::from_toml(LAB).unwrap());
+    let say_all = |agent: &mut Agent, from| {
+        let mut answers = Vec::new();
+        let messages: [Message; 3] = [dreq(1).into(), rep_for_nobody().into(), lap_for_nobody().into()];
+        for message in messages {
+            feed(agent, at(1), from, message);
+            answers.extend(answer(agent).map(|m| m.kind().name()));
+        }
+        let mut of_another_version = Mad::new(TransactionId::new(5), req(from, 1, SERVICE)).emit();
+        of_another_version[2] = 3;
+        agent.handle_mad(at(1), MadAddress { local: gid(B), remote: from }, &of_another_version);
+        answers.extend(answer(agent).map(|m| m.kind().name()));
+        answers
+    };
+    assert_eq!(say_all(&mut agent, peer(1)), ["DREP", "REJ", "APR", "REJ"]);
+    // A rejection tells that somebody is here.
+    assert_eq!(say_all(&mut agent, peer(256)), ["DREP", "REJ", "APR", "REJ"]);
+    assert_eq!(say_all(&mut agent, peer(66)), [""; 0]);
+    let lines = lines.lock().unwrap();
+    assert_eq!(lines.iter().filter(|l| l.contains("\"event\":\"stray\"")).count(), 9, "{lines:?}");
+    assert_eq!(lines.iter().filter(|l| l.contains("\"event\":\"bad_mad\"")).count(), 3, "{lines:?}");
+
+    // With nothing but one service open to a network, a peer of it still gets its DREP; others do not.
+    let only =
+        "default = \"drop\"\n[[rule]]\nname = \"lab\"\naction = \"allow\"\nfrom = \"11.0.0.0/24\"\nservice = \"tcp:1\"";
+    let mut agent = server(PolicyConfig::from_toml(only).unwrap());
+    assert_eq!(say_all(&mut agent, peer(1)).len(), 4);
+    assert_eq!(say_all(&mut agent, peer(256)).len(), 0);
 }
 
 #[test]
