@@ -157,6 +157,8 @@ counters {
         "A completion found its CQ full.", "counters::ticks::a_full_cq_is_counted";
     np_ecn_marked_roce_packets: Both, None, Some("np_ecn_marked_roce_packets"),
         "A packet that `rcvd_pkts` counts carried the congestion mark.", "counters::ticks::marks_and_notifications";
+    np_cnp_sent: Qp, None, Some("np_cnp_sent"),
+        "A congestion notification was sent, on a QP whose `QpOptions::cnp_interval` asks for them.", "counters::ticks::marks_are_told_to_the_sender";
     rp_cnp_ignored: Qp, None, Some("rp_cnp_ignored"),
         "A congestion notification arrived for the QP; nothing slows down.", "counters::ticks::marks_and_notifications";
     link_downed: Port, Some("link_downed"), None,
@@ -210,7 +212,6 @@ drops {
 
 /// Names of mlx5 that are not counted here.
 pub const ABSENT: &[AbsentCounter] = &[
-    AbsentCounter { name: "np_cnp_sent", why: "No congestion notifications are sent." },
     AbsentCounter {
         name: "rp_cnp_handled",
         why: "No rate is lowered by a notification: `rp_cnp_ignored` counts them.",

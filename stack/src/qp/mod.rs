@@ -13,6 +13,7 @@ mod emit;
 mod facts;
 mod migrate;
 mod modify;
+mod notify;
 mod path;
 mod post;
 mod progress;
@@ -39,6 +40,7 @@ pub use ud::GRH_LEN;
 use assembly::{Assembly, ReceiveQueue, Refusal};
 use completer::ResponseError;
 use migrate::Migration;
+use notify::Notifier;
 use path::Path;
 use requester::{Requester, SendFailure};
 use responder::{RequestBits, Responder};
@@ -130,6 +132,7 @@ pub struct Qp {
     fields: QpFields,
     path: Option<Path>,
     migration: Migration,
+    notifier: Notifier,
     options: QpOptions,
     /// Datagram QPs: their partition key.
     pkey: PKey,
@@ -202,6 +205,7 @@ impl Qp {
             fields: QpFields::default(),
             path: None,
             migration: Migration::default(),
+            notifier: Notifier::default(),
             options,
             pkey: PKey::DEFAULT,
             sender,
@@ -370,6 +374,9 @@ impl Qp {
         cx: &mut Cx<'_>,
     ) -> Result<(), DropReason> {
         self.check_path(packet, arrival.flow, cx)?;
+        if arrival.marked {
+            self.notifier.marked(packet, self.options.cnp_interval, cx.now);
+        }
         match &packet.body {
             Body::Request(request) => {
                 let fits = match request.service {
@@ -513,6 +520,12 @@ impl Qp {
     /// Writes the next packet: an answer first, as a peer waits for it; then they take turns with requests, which a
     /// peer that always has READs outstanding would keep back for ever.
     pub fn poll_transmit(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
+        if let Some(path) = &self.path
+            && let Some(burst) = self.notifier.poll_transmit(path, room)
+        {
+            cx.counters.np_cnp_sent += 1;
+            return Some(burst);
+        }
         if core::mem::take(&mut self.answered)
             && let Some(burst) = self.poll_requests(cx, room)
         {

@@ -63,6 +63,10 @@ pub struct QpOptions {
     /// [`crate::verbs::WcStatus::RnrRetryExceeded`], whatever RNR retries are left. Looked at when a refusal arrives, so it
     /// may be exceeded by one of the peer's timers. `None`: only `rnr_retry` counts.
     pub max_rnr_wait: Option<Duration>,
+    /// Tell the peer, by a congestion notification packet (CNP), that the network marked its packets: at most once in this
+    /// time. 50 us is usual in papers, 4 us in hardware. Connected QPs only. `None`: never, as rxe, which does not know
+    /// such packets.
+    pub cnp_interval: Option<Duration>,
 }
 
 /// The default of [`QpOptions::max_read_bytes`]: two of the longest messages.
@@ -78,6 +82,7 @@ impl Default for QpOptions {
             credits: false,
             rnr_timer_max: None,
             max_rnr_wait: None,
+            cnp_interval: None,
         }
     }
 }

@@ -360,6 +360,45 @@ fn marks_and_notifications() {
     assert_eq!(of_b(&mut p), b);
 }
 
+/// Every packet of A's arrives with the mark; B tells A once in the interval, and never that an ACK was marked.
+#[test]
+fn marks_are_told_to_the_sender() {
+    let mut p = pair(small());
+    let options = QpOptions { cnp_interval: Some(Duration::from_micros(50)), ..QpOptions::default() };
+    for side in [Side::A, Side::B] {
+        let node = p.node(side);
+        node.endpoint.set_qp_options(node.qp, options).unwrap();
+    }
+    let there = p.b.remote(0);
+    let mut notices = Vec::new();
+    for _ in 0..3 {
+        p.a.send(1, Operation::Write(there), 0, 1000);
+        for side in [Side::A, Side::B] {
+            for bytes in p.take_sent(side) {
+                if bytes[0] == 0x81 {
+                    notices.push(bytes.clone());
+                }
+                let flow = uroce::wire::Flow { traffic_class: 3, ..p.flow_from(side) };
+                let ids = RxIds::Known(IpFields { id: 0, flags_fragment: 0x4000 });
+                let burst = RxBurst { flow, bytes: &bytes, segment: bytes.len(), ids, at: p.now };
+                let now = p.now;
+                p.node(side.other()).endpoint.handle_burst(now, burst);
+            }
+        }
+        p.now = p.now + Duration::from_micros(30);
+    }
+    // 0 us and 60 us; at 30 us it is too early. BECN, the default P_Key, A's number, PSN 0, 16 zero bytes (annex A17).
+    let mut want = vec![0x81, 0, 0xFF, 0xFF, 0x40];
+    want.extend(&p.a.qpn.get().to_be_bytes()[1..]);
+    want.extend([0; 4 + 16]);
+    assert_eq!(notices.iter().map(|n| &n[..28]).collect::<Vec<_>>(), [&want[..]; 2]);
+    assert_eq!(p.a.completions().len(), 3);
+    let (done, marked) = ("rdma_recvs", "np_ecn_marked_roce_packets");
+    assert_eq!(of_b(&mut p), [(done, 3), ("rx_write_requests", 3), (marked, 12), ("np_cnp_sent", 2)]);
+    // Three ACKs and the two notifications were marked too.
+    assert_eq!(of_a(&mut p), [("rdma_sends", 3), (marked, 5), ("rp_cnp_ignored", 2)]);
+}
+
 #[test]
 fn a_device_that_fails_takes_the_link_down() {
     let mut p = pair(Options::default());
