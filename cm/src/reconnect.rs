@@ -76,9 +76,19 @@ impl Backoff {
         if self.policy.max_tries > 0 && self.failures >= self.policy.max_tries {
             return None;
         }
-        let wait = self.policy.wait(self.failures);
+        Some(self.jittered(self.failures))
+    }
+
+    /// How long a connection that was lost without being used is not made anew after one before it: as after a first
+    /// failure. It counts as none.
+    pub fn pause(&mut self) -> Duration {
+        self.jittered(1)
+    }
+
+    fn jittered(&mut self, n: u32) -> Duration {
+        let wait = self.policy.wait(n);
         let most = u64::try_from((wait * self.policy.jitter_percent.min(100) / 100).as_nanos()).unwrap_or(0);
-        Some(wait.saturating_sub(Duration::from_nanos(self.rng.within(0..=most))))
+        wait.saturating_sub(Duration::from_nanos(self.rng.within(0..=most)))
     }
 
     /// An attempt succeeded.

@@ -21,6 +21,9 @@ use crate::wire::PortSpace;
 /// Work request id of a health probe: a WRITE of no bytes.
 pub const PROBE_WR_ID: u64 = 0x7072_6f62_6500_0000;
 
+/// Actions of one call: a refusal at once that may be tried again at once shall not hold up the program.
+const ACTIONS_PER_POLL: usize = 256;
+
 /// What the QPs of a pool are made of. Each has a CQ of its own for sends and receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolQp {
@@ -134,7 +137,8 @@ impl PoolDriver {
     /// Works: call it whenever device or front did, and at [`PoolDriver::poll_timeout`].
     pub fn poll(&mut self, now: Instant, cm: &mut dyn RdmaCm, verbs: &mut dyn Verbs) {
         self.look_for_probe(now, verbs);
-        while let Some(action) = self.pool.poll_action(now) {
+        for _ in 0..ACTIONS_PER_POLL {
+            let Some(action) = self.pool.poll_action(now) else { break };
             let (key, done) = match action {
                 PoolAction::Connect(key) => (key, self.begin(now, key, cm, verbs)),
                 PoolAction::Probe(key) => (key, self.probe(key, verbs)),

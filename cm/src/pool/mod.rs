@@ -118,6 +118,8 @@ pub struct ConnectionPool {
     backoff: Backoff,
     /// No attempt before.
     not_before: Instant,
+    /// Until then the loss of an unused connection is not the first one.
+    calm_at: Instant,
     gave_up: bool,
     /// Somebody found nothing to borrow.
     wanted: bool,
@@ -136,6 +138,7 @@ impl ConnectionPool {
             closing: VecDeque::new(),
             backoff: Backoff::new(config.reconnect, rng),
             not_before: Instant::ZERO,
+            calm_at: Instant::ZERO,
             gave_up: false,
             wanted: false,
             stats: PoolStats::default(),
@@ -224,10 +227,14 @@ impl ConnectionPool {
                     }
                 }
             }
-            State::Idle { .. } => self.idle.retain(|other| *other != key),
+            State::Idle { .. } => {
+                self.idle.retain(|other| *other != key);
+                self.lost_unused(now);
+            }
             State::Probing { .. } => {
                 self.stats.probing -= 1;
                 self.stats.probe_failures += 1;
+                self.lost_unused(now);
             }
             State::Lent => self.stats.lent -= 1,
         }
@@ -273,6 +280,12 @@ impl ConnectionPool {
         let probe = self.due_for_probe().map(|(due, _)| due);
         let late = self.probe_under_way().map(|(_, begun)| begun + self.config.probe_timeout);
         [close_now, connect, idle, probe, late].into_iter().flatten().min()
+    }
+
+    /// One loss is made good at once. When they follow each other, the peer may accept and part for ever.
+    fn lost_unused(&mut self, now: Instant) {
+        self.not_before = self.not_before.max(self.calm_at);
+        self.calm_at = self.calm_at.max(now + self.backoff.pause());
     }
 
     fn set(&mut self, key: PoolKey, state: State) {

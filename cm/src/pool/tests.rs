@@ -195,3 +195,31 @@ fn a_probe_that_fails_or_hangs_costs_the_connection_and_another_is_made() {
     let stats = pool.stats();
     assert_eq!((stats.idle, stats.probing, stats.probe_failures), (1, 0, 1));
 }
+
+/// A server that accepts and parts at once, for ever: nobody used the connections, so that is no reason to hurry.
+#[test]
+fn connections_that_do_not_last_are_not_made_anew_without_end() {
+    let mut pool = pool(PoolConfig { min_warm: 1, ..config() });
+    for ms in 0..1000 {
+        match pool.poll_action(at(ms)) {
+            Some(PoolAction::Connect(key)) => {
+                pool.connected(at(ms), key);
+                pool.failed(at(ms), key);
+            }
+            Some(PoolAction::Close(_)) | None => {}
+            Some(PoolAction::Probe(_)) => panic!("none is that old"),
+        }
+    }
+    // The first is replaced at once; after that two in the 100 ms that the first failure of an attempt would cost.
+    let made = pool.stats().connected;
+    assert!((10..=21).contains(&made), "{made}");
+    assert_eq!(pool.stats().connect_failures, 0);
+    // One that was lent is replaced at once, however often its borrower breaks it.
+    let mut made = 0;
+    for ms in 2000..2100 {
+        made += settle(&mut pool, at(ms));
+        let key = pool.checkout().unwrap();
+        pool.failed(at(ms), key);
+    }
+    assert_eq!(made, 100);
+}

@@ -227,6 +227,20 @@ fn a_pool_leaves_nothing_behind() {
     assert_eq!(s.net.cms[A].agent().communications(), 0);
 }
 
+#[test]
+fn what_fails_at_once_and_may_be_tried_at_once_does_not_hold_up_the_program() {
+    let mut net = Net::new();
+    let pd = net.on(A, |_, _, verbs| verbs.alloc_pd().unwrap());
+    let caps = QpCapabilities { max_send_wr: u32::MAX, ..QpCapabilities::default() };
+    let reconnect = ReconnectPolicy { initial: Duration::ZERO, ..ReconnectPolicy::default() };
+    let config = PoolConfig { reconnect, ..config() };
+    let mut pool =
+        PoolDriver::new(config, PoolQp { pd, caps, cq_depth: 64 }, SocketAddr::new(ip(B), PORT), Rng::from_u64(5));
+    net.on(A, |cm, now, verbs| pool.poll(now, cm, verbs));
+    assert!((1..=256).contains(&pool.stats().connect_failures) && pool.take_error().is_some());
+    assert_eq!(pool.poll_timeout(), Some(Instant::ZERO), "there is more to do");
+}
+
 /// A connection whose client has `sends` SENDs posted and whose server has `receives` receives.
 fn busy(net: &mut Net, sends: usize, receives: usize) -> (IdHandle, QpHandle, CqHandle) {
     // Short RNR waits, so that what can be sent is soon done.
