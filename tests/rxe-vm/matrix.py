@@ -175,8 +175,8 @@ class Lab:
             self.guest.join(5)
         self.host = self.guest = None
 
-    def finish(self):
-        """Waits for both; when one has ended the other has little time left, less after a failure."""
+    def finish(self, grace=10):
+        """Waits for both; when one has ended the other has `grace` seconds left, less after a failure."""
         end = time.monotonic() + self.options.seconds + 12
         while time.monotonic() < end:
             host, guest = self.host.poll(), None if self.guest.is_alive() else self.guest_status
@@ -184,7 +184,7 @@ class Lab:
                 break
             if host is not None or guest is not None:
                 bad = (host or 0) != 0 or (guest or 0) != 0
-                end = min(end, time.monotonic() + (2 if bad else 10))
+                end = min(end, time.monotonic() + (2 if bad else grace))
                 while time.monotonic() < end and (self.host.poll() is None or self.guest.is_alive()):
                     time.sleep(0.02)
                 break
