@@ -105,19 +105,22 @@ command -v tshark >/dev/null || { echo "$0: tshark is missing: apt-get install t
 quiet
 (cd "$ROOT" && cargo run -q -p uroce-tests --example every_packet -- "$OUT")
 check opcodes "$OUT/opcodes.pcapng"
-# 0x81, the congestion notification, is beyond the older versions' tables.
-all_opcodes "$OUT/opcodes.pcapng" $(seq 0 20) 22 23 $(seq 32 43) 100 101
+# FLUSH, ATOMIC WRITE (28, 29) and the congestion notification (0x81) have no names in older versions' tables.
+all_opcodes "$OUT/opcodes.pcapng" $(seq 0 20) 22 23 28 29 $(seq 32 43) 100 101
 check cm-messages "$OUT/cm.pcapng"
 
 # Two nodes of loopback addresses that nothing else uses.
 A=127.88.0.1 B=127.88.0.2
 pair ping '' ping -s -a $A -- ping -c -a $A --device udp:$B -C 20
 pair ping-loss 'drop:any:every=7' ping -s -a $A -- ping -c -a $A --device udp:$B -C 20
-for kind in rc uc ud; do
+for kind in rc uc ud srq; do
     pair "pingpong-$kind" '' pingpong "$kind" -d udp:$A -n 20 -- pingpong "$kind" -d udp:$B -n 20 $A
 done
 pair perf-atomic '' perf atomic lat -d udp:$A -n 100 -- perf atomic lat -d udp:$B -n 100 $A
 pair perf-read '' perf read bw -d udp:$A -n 100 -- perf read bw -d udp:$B -n 100 $A
+pair cm-connect '' cm connect -b $A -c 3 -- cm connect -s $A --device udp:$B -c 3
+pair cm-connect-loss 'drop:any:every=5' cm connect -b $A -c 3 -- cm connect -s $A --device udp:$B -c 3
+pair cm-datagram '' cm datagram -b $A -c 2 -- cm datagram -s $A --device udp:$B -c 2
 
 echo "$PASSED passed, $FAILED failed"
 [ "$FAILED" = 0 ]
