@@ -1,11 +1,11 @@
 //! REQs: what is checked, who listens, who is refused.
 
-use uroce::types::{AckTimeout, PKey, PathMtu, Qpn, RetryCount, RnrRetry};
+use uroce::types::{AckTimeout, Gid, PKey, PathMtu, Qpn, RetryCount, RnrRetry};
 
 use super::gate::Outcome;
 use super::receive::{Arrived, Refused};
 use super::tables::Owner;
-use super::{Agent, CmEvent, ConnectRequest, MadAddress, Overflow};
+use super::{AddressFilter, Agent, CmEvent, ConnectRequest, MadAddress, Overflow};
 use crate::comm::{Comm, CommId, Incoming, ListenerId, Path, Patience, Role, State};
 use crate::wire::{
     Ari, CaGuid, CommunicationId, IpHeader, PathRecord, PrivateData, Rej, RejInfo, RejReason, RejectedMessage, Req,
@@ -42,7 +42,7 @@ impl Agent {
         let result = self
             .check_req(cx.from, req)
             .and_then(|()| self.check_stale(cx, (req.ca_guid, req.local_qpn)))
-            .and_then(|()| self.listener_for(req));
+            .and_then(|()| self.listener_for(cx.from, req));
         match result {
             Ok((listener, ip)) => self.take_req(cx, (req, listener, ip)),
             Err(refused) => self.refuse_req(cx, req, &refused),
@@ -124,8 +124,8 @@ impl Agent {
     }
 
     /// Who listens for a REQ, with the IP addresses that the services of rdma_cm carry.
-    fn listener_for(&self, req: &Req) -> Result<(ListenerId, Option<IpHeader>), Refused> {
-        match self.find_listener(req.service_id, req.private_data.as_bytes()) {
+    fn listener_for(&self, from: MadAddress, req: &Req) -> Result<(ListenerId, Option<IpHeader>), Refused> {
+        match self.find_listener(from.local, req.service_id, req.private_data.as_bytes()) {
             Ok(found) => Ok(found),
             // As Linux does with a header that it cannot read.
             Err(NoListener::BadHeader) => Err(RejReason::ConsumerDefined.into()),
@@ -133,9 +133,11 @@ impl Agent {
         }
     }
 
-    /// Who listens on a service. The private data of rdma_cm's services begin with an IP header.
+    /// Who listens on a service for what came to our address `to`. The private data of rdma_cm's services begin with an IP
+    /// header; a listener of one address is not reached through another by naming it there.
     pub(super) fn find_listener(
         &self,
+        to: Gid,
         service_id: ServiceId,
         private_data: &[u8],
     ) -> Result<(ListenerId, Option<IpHeader>), NoListener> {
@@ -146,7 +148,11 @@ impl Agent {
             None => None,
         };
         let destination = ip.map(|header| header.destination);
-        listeners.find(|(_, l)| l.filter.serves(destination)).map(|(id, _)| (id, ip)).ok_or(NoListener::Nobody)
+        let reached = |filter| !matches!(filter, AddressFilter::Only(ip) if ip != to.ip());
+        listeners
+            .find(|(_, l)| l.filter.serves(destination) && reached(l.filter))
+            .map(|(id, _)| (id, ip))
+            .ok_or(NoListener::Nobody)
     }
 
     /// Takes a REQ in and tells the consumer, if there is room.

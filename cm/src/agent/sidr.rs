@@ -253,7 +253,7 @@ impl Agent {
             self.refuse_service(cx, req, SidrStatus::Rejected);
             return;
         }
-        let (listener, ip) = match self.find_listener(req.service_id, req.private_data.as_bytes()) {
+        let (listener, ip) = match self.find_listener(cx.from.local, req.service_id, req.private_data.as_bytes()) {
             Ok(found) => found,
             Err(NoListener::Nobody) => return self.refuse_service(cx, req, SidrStatus::Unsupported),
             Err(NoListener::BadHeader) => return self.refuse_service(cx, req, SidrStatus::Rejected),

@@ -140,7 +140,7 @@ pub enum AddressFilter {
     AnyV4,
     /// All of IPv6.
     AnyV6,
-    /// One.
+    /// One: what came to it and names it.
     Only(IpAddr),
 }
 

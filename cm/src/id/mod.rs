@@ -176,6 +176,7 @@ pub trait RdmaCm {
     /// The address that an id is bound to.
     fn local_addr(&self, id: IdHandle) -> Option<SocketAddr>;
 
-    /// The address of the peer.
+    /// The address of the peer. Of a request in software it is the one that the peer names in its private data, as in
+    /// rdma_cm; rules of a policy judge by where the request came from.
     fn peer_addr(&self, id: IdHandle) -> Option<SocketAddr>;
 }

@@ -4,9 +4,10 @@ use uroce::rng::Rng;
 use uroce_cm::agent::{
     AcceptParams, AddressFilter, CmError, ConnectParams, DisconnectCause, MadAddress, Overflow, Preset,
 };
-use uroce_cm::comm::CommState;
+use uroce_cm::comm::{CommState, Path};
 use uroce_cm::wire::{
-    CaGuid, CommunicationId, IpHeader, MadKind, Message, RejReason, RejectedMessage, TransactionId, TransportService,
+    CaGuid, CommunicationId, IpHeader, Mad, MadKind, Message, RejReason, RejectedMessage, TransactionId,
+    TransportService,
 };
 use uroce_cm::{Agent, CmEvent, Config};
 
@@ -218,6 +219,34 @@ fn a_req_for_another_address_finds_no_listener() {
     let CmEvent::ConnectRequest(req) = &pair.events[B][0].1 else { panic!() };
     assert_eq!(req.ip, Some(header(2)));
     assert_eq!((req.user_data().len(), &req.user_data()[..5]), (56, &b"hello"[..]));
+}
+
+/// A listener of one address is not reached through another by a peer that names it: what is bound to the inside of a
+/// machine with two sides stays there.
+#[test]
+fn a_req_that_came_to_another_address_than_it_names_finds_no_listener() {
+    let inside: std::net::IpAddr = "10.0.0.2".parse().unwrap();
+    let header = IpHeader { source_port: 4000, source: "10.0.0.1".parse().unwrap(), destination: inside };
+    let data = header.emit().unwrap();
+    let ask = |filter, to| {
+        let mut server = Agent::new(exact(), Rng::from_u64(2));
+        server.listen(tcp(7174), filter, 8).unwrap();
+        let mut client = Agent::new(exact(), Rng::from_u64(1));
+        let path = Path::new(gid(A), to);
+        let params = ConnectParams { path, service_id: tcp(7174), private_data: &data, ..connect_params(A) };
+        client.connect(at(0), &params).unwrap();
+        let address = MadAddress { local: to, remote: gid(A) };
+        server.handle_mad(at(1), address, &client.poll_mad().unwrap().bytes);
+        let answer = server.poll_mad().map(|mad| Mad::parse(&mad.bytes).unwrap().message);
+        match answer {
+            Some(Message::Rej(rej)) => Some(rej.reason),
+            None => None,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ask(AddressFilter::Only(inside), gid(B)), None, "the consumer is asked");
+    assert_eq!(ask(AddressFilter::Only(inside), gid(8)), Some(RejReason::InvalidServiceId));
+    assert_eq!(ask(AddressFilter::Any, gid(8)), None, "who serves all addresses serves this");
 }
 
 #[test]

@@ -245,6 +245,13 @@ fn a_service_of_rdma_cm_needs_its_header_and_its_address() {
     assert_eq!(ask(header("10.0.0.2")), None, "the consumer is asked");
     assert_eq!(ask(header("10.0.0.3")), Some(SidrStatus::Unsupported));
     assert_eq!(ask(PrivateData::EMPTY), Some(SidrStatus::Rejected));
+    // It names the right address, but came to another.
+    let mut agent = Agent::new(exact(), Rng::from_u64(3));
+    agent.listen(service_id, AddressFilter::Only("10.0.0.2".parse().unwrap()), 4).unwrap();
+    let question = SidrReq { service_id, private_data: header("10.0.0.2"), ..question(1) };
+    let from = MadAddress { local: gid(8), remote: gid(A) };
+    agent.handle_mad(at(0), from, &Mad::new(TransactionId::new(5), question).emit());
+    assert_eq!(answer(&mut agent).map(|rep| rep.status), Some(SidrStatus::Unsupported));
 }
 
 /// rxe's udaddy, from either side: our messages are its messages.
