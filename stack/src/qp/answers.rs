@@ -1,7 +1,8 @@
 //! What a responder still has to say, and what it remembers of what it said.
 //!
-//! Owns the queue of ACKs, NAKs, READ data, atomic results and word of ATOMIC WRITEs and FLUSHes, in PSN order, and the memory of the last READs and
-//! atomics, from which repeats are answered (IBTA Vol 1 9.7.5.1.2 to 9.7.5.1.5). Bounded by `max_dest_rd_atomic`.
+//! Owns the queue of ACKs, NAKs, READ data, atomic results and word of ATOMIC WRITEs and FLUSHes, in PSN order, and the
+//! memory of the last READs and atomics, from which repeats are answered (IBTA Vol 1 9.7.5.1.2 to 9.7.5.1.5). Bounded by
+//! `max_dest_rd_atomic`.
 
 use std::collections::VecDeque;
 
@@ -34,6 +35,13 @@ pub(crate) struct ReadAnswer {
     pub(crate) length: u32,
     /// MSN of the request.
     pub(crate) msn: Msn,
+}
+
+impl ReadAnswer {
+    /// Whether both answer a PSN.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.first.is_within(other.first, other.packets) || other.first.is_within(self.first, self.packets)
+    }
 }
 
 /// Something to say.
@@ -126,8 +134,8 @@ impl Answers {
         self.queue.is_empty()
     }
 
-    /// READs, atomics and ATOMIC WRITEs whose first answer has not left yet. Answers to repeats do not count: a peer that had the first
-    /// one may have begun further READs meanwhile.
+    /// READs, atomics and ATOMIC WRITEs whose first answer has not left yet. Answers to repeats do not count: a peer that
+    /// had the first one may have begun further READs meanwhile.
     pub(crate) fn unanswered(&self) -> usize {
         self.queue
             .iter()
@@ -212,8 +220,9 @@ impl Answers {
     }
 
     /// Answers a repeated READ at `psn`, when it asks for the rest, or a part of the rest, of a remembered one. The
-    /// answer begins with First or Only at `psn`.
-    pub(crate) fn repeat_read(&mut self, psn: Psn, addr: u64, rkey: Rkey, length: u32, mtu: usize) -> bool {
+    /// answer begins with First or Only at `psn`. It is not given while other READ answers wait that make more than `most`
+    /// bytes with it: a peer that needs it asks again.
+    pub(crate) fn repeat_read(&mut self, psn: Psn, addr: u64, rkey: Rkey, length: u32, mtu: usize, most: u64) -> bool {
         let found = self.memory.iter().rev().find_map(|m| match m {
             Remembered::Read(r) if psn.is_within(r.first, r.packets) => Some(*r),
             _ => None,
@@ -227,7 +236,16 @@ impl Answers {
             return false;
         }
         let packets = if length == 0 { 1 } else { length.div_ceil(u32::try_from(mtu).unwrap_or(u32::MAX)) };
-        self.insert(Answer::Read(ReadAnswer { first: psn, next: psn, packets, addr, rkey, length, msn: read.msn }));
+        let again = ReadAnswer { first: psn, next: psn, packets, addr, rkey, length, msn: read.msn };
+        let beside = |w: &Waiting| match &w.answer {
+            Answer::Read(other) if !other.overlaps(&again) => u64::from(other.length),
+            _ => 0,
+        };
+        let waiting: u64 = self.queue.iter().map(beside).sum();
+        if waiting > 0 && waiting + u64::from(length) > most {
+            return false;
+        }
+        self.insert(Answer::Read(again));
         true
     }
 
@@ -255,26 +273,24 @@ impl Answers {
         })
     }
 
-    /// Puts the answer to a repeat at its place in PSN order; it replaces what still waits for the same PSNs.
+    /// Puts the answer to a repeat at its place in PSN order; it replaces what still waits for the same PSNs. So of each
+    /// READ no PSN waits twice, wherever its repeats begin: what the peer asked for last is what it needs.
     fn insert(&mut self, answer: Answer) {
         let psn = answer.first();
-        let waiting = self.queue.iter_mut().find(|w| match (&w.answer, &answer) {
-            (Answer::Read(old), Answer::Read(_)) => psn.is_within(old.first, old.packets),
+        let same = |w: &Waiting| match (&w.answer, &answer) {
+            (Answer::Read(old), Answer::Read(new)) => old.overlaps(new),
             (Answer::Atomic(old, ..), Answer::Atomic(..))
             | (Answer::Placed(old, _), Answer::Placed(..))
             | (Answer::Flushed(old, _), Answer::Flushed(..)) => *old == psn,
             _ => false,
-        });
-        if let Some(old) = waiting {
-            // Data before `psn` was repeated because the peer has it: it is not needed again.
-            old.answer = answer;
-            return;
-        }
+        };
+        let repeat = !self.queue.iter().any(|w| same(w) && !w.repeat);
+        self.queue.retain(|w| !same(w));
         if self.queue.len() >= self.limit() {
             return;
         }
         let at = self.queue.iter().position(|w| w.answer.first().distance_from(psn) > 0).unwrap_or(self.queue.len());
-        self.queue.insert(at, Waiting { answer, repeat: true });
+        self.queue.insert(at, Waiting { answer, repeat });
     }
 
     /// The next thing to say.
@@ -331,7 +347,7 @@ mod tests {
         answers.sent_one();
         // The answer is under way when the peer's timer fires. The repeat waits for a busy device; the answer arrives,
         // and the peer may begin its next READ.
-        assert!(answers.repeat_read(Psn::from_wire(10), 0x1000, Rkey::new(7), 8, MTU));
+        assert!(answers.repeat_read(Psn::from_wire(10), 0x1000, Rkey::new(7), 8, MTU, u64::MAX));
         assert!(!answers.is_empty());
         assert_eq!(answers.unanswered(), 0);
         answers.read(read(11));
@@ -343,5 +359,61 @@ mod tests {
         })
         .collect();
         assert_eq!(order, [Psn::from_wire(10), Psn::from_wire(11)]);
+    }
+
+    /// A READ of 100 packets at PSN 10, answered; then repeats of it.
+    fn answered_long() -> Answers {
+        let mut answers = Answers::new();
+        answers.set_depth(2);
+        answers.read(ReadAnswer { packets: 100, length: 100 * 1024, ..read(10) });
+        (0..100).for_each(|_| answers.sent_one());
+        assert!(answers.is_empty());
+        answers
+    }
+
+    fn again(answers: &mut Answers, psn: u32, packets: u32, most: u64) -> bool {
+        let addr = 0x1000 + u64::from(psn - 10) * 1024;
+        answers.repeat_read(Psn::from_wire(psn), addr, Rkey::new(7), packets * 1024, MTU, most)
+    }
+
+    /// Packets that wait to be sent.
+    fn waiting(answers: &Answers) -> u32 {
+        let packets = |w: &Waiting| match w.answer {
+            Answer::Read(read) => read.packets,
+            _ => 1,
+        };
+        answers.queue.iter().map(packets).sum()
+    }
+
+    #[test]
+    fn repeats_that_begin_ever_earlier_are_answered_once() {
+        let mut answers = answered_long();
+        // Each asks for all the rest: 100 small requests, and 5,050 packets if each had an answer of its own.
+        for psn in (10..110).rev() {
+            assert!(again(&mut answers, psn, 110 - psn, u64::MAX));
+        }
+        assert_eq!(waiting(&answers), 100);
+        // Pieces that overlap: the last one stands.
+        let mut answers = answered_long();
+        for (psn, packets) in [(20, 10), (40, 10), (25, 20)] {
+            assert!(again(&mut answers, psn, packets, u64::MAX));
+        }
+        assert_eq!(waiting(&answers), 20);
+    }
+
+    #[test]
+    fn repeats_beyond_the_bound_on_waiting_reads_wait_for_their_next_turn() {
+        let mut answers = answered_long();
+        answers.read(ReadAnswer { packets: 50, length: 50 * 1024, ..read(110) });
+        (0..50).for_each(|_| answers.sent_one());
+        // The bound is 120 packets: one READ alone is served, and the other not beside it.
+        let most = 120 * 1024;
+        assert!(again(&mut answers, 10, 100, most));
+        assert!(!answers.repeat_read(Psn::from_wire(110), 0x1000, Rkey::new(7), 50 * 1024, MTU, most));
+        assert_eq!(waiting(&answers), 100);
+        // The same again replaces itself.
+        assert!(again(&mut answers, 10, 100, most));
+        (0..100).for_each(|_| answers.sent_one());
+        assert!(answers.repeat_read(Psn::from_wire(110), 0x1000, Rkey::new(7), 50 * 1024, MTU, 1));
     }
 }

@@ -348,7 +348,10 @@ impl Responder {
                 self.answers.ack(last, self.msn);
                 true
             }),
-            RequestOp::Read(reth) => self.answers.repeat_read(psn, reth.addr, reth.rkey, reth.length, id.mtu_bytes()),
+            RequestOp::Read(reth) => {
+                let (mtu, most) = (id.mtu_bytes(), self.max_read_bytes);
+                self.answers.repeat_read(psn, reth.addr, reth.rkey, reth.length, mtu, most)
+            }
             RequestOp::CompareSwap(_) | RequestOp::FetchAdd(_) => self.answers.repeat_atomic(psn),
             RequestOp::AtomicWrite(_) => self.answers.repeat_placed(psn),
             RequestOp::Flush(..) => self.answers.repeat_flush(psn, self.msn),

@@ -50,7 +50,8 @@ pub struct QpOptions {
     /// By UDP source port.
     pub source_port_check: SourcePortCheck,
     /// Bytes of READs accepted and not yet answered. A READ beyond it is answered "receiver not ready", and comes again
-    /// after our RNR timer; one that stands alone is always served. Bounds what a few small requests make us send.
+    /// after our RNR timer; a repeat beyond it is dropped, and comes again when the peer misses it; one that stands alone is
+    /// always served. Bounds what a few small requests make us send.
     pub max_read_bytes: u64,
     /// Advertise end-to-end credits: how many receives wait, in every acknowledgement (IBTA Vol 1 9.7.7.2). Not on a QP
     /// with a shared receive queue, whose receives are promised to nobody. Off, we say "no credits" (31), as rxe does.

@@ -27,12 +27,25 @@ impl Answer {
             Self::Atomic(psn) | Self::Placed(psn) | Self::Flushed(psn) => psn,
         }
     }
+
+    /// Whether both are of one kind and share a PSN: then the later one stands.
+    fn clashes(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Data(from, _, to), Self::Data(other_from, _, other_to)) => {
+                distance(from, other_to) < 0 && distance(other_from, to) < 0
+            }
+            (Self::Atomic(a), Self::Atomic(b))
+            | (Self::Placed(a), Self::Placed(b))
+            | (Self::Flushed(a), Self::Flushed(b)) => a == b,
+            _ => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     answer: Answer,
-    /// Bytes of a READ that was asked for the first time: they may not become too many.
+    /// Bytes of a READ: they may not become too many.
     bytes: u64,
     /// It answers a request that came again.
     repeat: bool,
@@ -145,7 +158,7 @@ impl Responder {
                 }
             }
             Kind::Read(reth) => {
-                let waiting: u64 = self.queue.iter().map(|w| w.bytes).sum();
+                let waiting: u64 = self.queue.iter().filter(|w| !w.repeat).map(|w| w.bytes).sum();
                 if waiting > 0 && waiting + u64::from(reth.length) > self.read_bytes {
                     tally.add("send_rnr_err");
                     self.refuse();
@@ -196,11 +209,13 @@ impl Responder {
                 let rest = reth.addr == was.addr.wrapping_add(offset)
                     && reth.rkey == was.rkey
                     && u64::from(reth.length) + offset <= u64::from(was.length);
-                if rest {
-                    let end = plus(psn, reth.length.div_ceil(self.mtu).max(1));
-                    self.insert(Answer::Data(psn, psn, end), reth.length);
+                let answer = Answer::Data(psn, psn, plus(psn, reth.length.div_ceil(self.mtu).max(1)));
+                let beside: u64 = self.queue.iter().filter(|w| !w.answer.clashes(answer)).map(|w| w.bytes).sum();
+                let fits = beside == 0 || beside + u64::from(reth.length) <= self.read_bytes;
+                if rest && fits {
+                    self.insert(answer, reth.length);
                 }
-                rest
+                rest && fits
             }
             Kind::Atomic | Kind::AtomicWrite => {
                 let answer = self.memory.iter().find_map(|done| match (done, head.kind) {
@@ -263,19 +278,11 @@ impl Responder {
     /// The answer to a repeat stands at its place; it replaces what still waits for the same PSNs.
     fn insert(&mut self, answer: Answer, length: u32) {
         let psn = answer.first();
-        let same = self.queue.iter_mut().find(|waiting| match (&waiting.answer, answer) {
-            (Answer::Data(from, _, to), Answer::Data(..)) => distance(psn, *from) >= 0 && distance(psn, *to) < 0,
-            (Answer::Atomic(p), Answer::Atomic(_))
-            | (Answer::Placed(p), Answer::Placed(_))
-            | (Answer::Flushed(p), Answer::Flushed(_)) => *p == psn,
-            _ => false,
-        });
-        if let Some(same) = same {
-            same.answer = answer;
-            same.bytes = if same.repeat { 0 } else { length.into() };
-        } else if self.queue.len() < self.limit() {
+        let repeat = !self.queue.iter().any(|w| w.answer.clashes(answer) && !w.repeat);
+        self.queue.retain(|w| !w.answer.clashes(answer));
+        if self.queue.len() < self.limit() {
             let behind = self.queue.iter().position(|w| distance(w.answer.first(), psn) > 0);
-            let waiting = Waiting { answer, bytes: 0, repeat: true };
+            let waiting = Waiting { answer, bytes: length.into(), repeat };
             self.queue.insert(behind.unwrap_or(self.queue.len()), waiting);
         }
     }
