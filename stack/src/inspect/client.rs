@@ -3,7 +3,6 @@
 //! Owns the limits under which another process's answer is read.
 
 use std::io::{self, Read as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -65,8 +64,9 @@ pub fn find_in(dirs: &[PathBuf]) -> Vec<PathBuf> {
 /// # Errors
 /// [`InspectError`].
 pub fn read(path: &Path) -> Result<Snapshot, InspectError> {
-    let mut stream = UnixStream::connect(path).map_err(|e| match e.kind() {
+    let mut stream = place::connect(path).map_err(|e| match e.kind() {
         io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => InspectError::Gone,
+        io::ErrorKind::WouldBlock => InspectError::Silent,
         _ => e.into(),
     })?;
     stream.set_read_timeout(Some(SLICE))?;

@@ -5,10 +5,13 @@
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Endpoints of one name that a process may have.
 const SAME_NAME: u32 = 64;
@@ -85,9 +88,22 @@ pub(super) fn sockets(dir: &Path) -> Vec<PathBuf> {
     all
 }
 
+/// Connects at once or not at all: a process that is stopped takes no clients, and once enough of them wait, the next
+/// one's connect would wait for ever.
+///
+/// # Errors
+/// `WouldBlock`: too many wait. `ConnectionRefused`, `NotFound`: nobody serves it.
+pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    socket.set_nonblocking(false)?;
+    Ok(UnixStream::from(OwnedFd::from(socket)))
+}
+
 /// Removes a socket whose process is gone.
 pub(super) fn remove_if_left_over(path: &Path) {
-    let refused = UnixStream::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+    let refused = connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
     // Between its making and its listening a socket refuses, too.
     if refused && (!process_lives(path) || is_old(path)) {
         // Another process may have removed it meanwhile.

@@ -9,7 +9,7 @@ use super::{InspectError, Inspector, PATIENCE, SCHEMA, Section, Snapshot, find_i
 use crate::engine::testing::{Side, engine};
 use crate::host::{Handle, Host};
 use crate::raw::Region;
-use crate::verbs::{AccessFlags, Operation, Verbs};
+use crate::verbs::{AccessFlags, Operation, QpTransition, Verbs};
 
 /// Two hosts, connected.
 fn hosts() -> (Host, Host, Side, Side) {
@@ -72,6 +72,10 @@ fn what_waits_says_for_what() {
     assert_eq!((qp.waiting.as_str(), qp.sends, qp.in_flight), ("ack", 1, 1));
     assert!(qp.waits_ns.unwrap() >= 5_000_000, "{qp:?}");
     assert!(qp.reason.unwrap().starts_with("no ACK of PSN 0 for "));
+    // A QP that was reset begins anew.
+    va.modify_qp(sa.qp, QpTransition::Reset.into()).unwrap();
+    let qp = Snapshot::take(&va, &[]).qps.remove(0);
+    assert_eq!((qp.waiting.as_str(), qp.waits_ns, qp.idle_ns), ("nothing", None, None));
 }
 
 #[test]
@@ -103,6 +107,35 @@ fn a_client_that_does_not_read_holds_up_neither_data_nor_others_for_long() {
     let mut got = Vec::new();
     rude.remove(0).read_to_end(&mut got).unwrap();
     assert!(got.len() < text.len());
+}
+
+#[test]
+fn a_stopped_process_that_many_asked_holds_nobody_up() {
+    use socket2::{Domain, SockAddr, Socket, Type};
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let path = dir.path().join(format!("{}-uroce0.sock", std::process::id()));
+    let address = SockAddr::unix(&path).unwrap();
+    let stopped = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+    stopped.bind(&address).unwrap();
+    stopped.listen(1).unwrap();
+    let mut asked = Vec::new();
+    loop {
+        let client = Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        client.set_nonblocking(true).unwrap();
+        if client.connect(&address).is_err() {
+            break;
+        }
+        asked.push(client);
+    }
+    let (done, answer) = std::sync::mpsc::channel();
+    let (place, socket) = (dir.path().to_owned(), path.clone());
+    std::thread::spawn(move || {
+        let found = find_in(&[place]);
+        done.send((found, matches!(read(&socket), Err(InspectError::Silent)))).unwrap();
+    });
+    let (found, silent) = answer.recv_timeout(Duration::from_secs(10)).expect("it hangs");
+    assert_eq!((found, silent), (vec![path], true));
 }
 
 #[test]
