@@ -145,6 +145,15 @@ fn datagrams_take_the_key_of_their_qp_or_of_their_address_handle() {
     let beyond = AddressVector { pkey_index: Some(3), ..av };
     let refused = duo.world.endpoint(node).create_ah(pd, beyond);
     assert_eq!(refused, Err(VerbsError::InvalidPKeyIndex { index: 3, len: 3 }));
+    // An entry that names no partition.
+    let holes = [vec![0xFFFF, 0, 0x8000], vec![0xFFFF]];
+    let mut duo = Duo::new(&Setup { pkeys: holes, ..Setup::default() });
+    let (node, pd, av) = (duo.ends[A].node, duo.ends[A].pd, duo.av(A, 0));
+    for index in [1, 2] {
+        let hole = AddressVector { pkey_index: Some(index), ..av };
+        let refused = duo.world.endpoint(node).create_ah(pd, hole);
+        assert_eq!(refused, Err(VerbsError::InvalidPKeyIndex { index: index.into(), len: 3 }));
+    }
 }
 
 /// The source port of every request that A sends, and of every answer that B sends.

@@ -7,7 +7,7 @@ use super::{
 use crate::counters::{Counters, DropReason};
 use crate::cq::Cq;
 use crate::mem::{MAX_MRS, MAX_MWS};
-use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, post_recv_to, random_port};
+use crate::qp::{Ah, MAX_MESSAGE, MAX_RD_ATOMIC, ModifyLimits, Qp, flow_for, pkey_at, post_recv_to, random_port};
 use crate::raw::Region;
 use crate::srq::Srq;
 use crate::types::{AckTimeout, Gid, PathMtu, Qpn, Rkey};
@@ -354,10 +354,7 @@ impl Verbs for Endpoint {
         let pkey = match attr.pkey_index {
             None => None,
             Some(index) => Some(
-                self.config
-                    .pkeys
-                    .get(usize::from(index))
-                    .copied()
+                pkey_at(&self.config.pkeys, index)
                     .ok_or(VerbsError::InvalidPKeyIndex { index: index.into(), len: self.config.pkeys.len() })?,
             ),
         };

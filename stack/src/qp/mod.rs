@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 pub use answers::{MAX_ANSWERS, MAX_FLUSHES, MAX_RD_ATOMIC};
 pub use cx::{Ah, AhTable, Cx};
+pub(crate) use modify::pkey_at;
 pub use modify::{ModifyLimits, QpFields};
 pub(crate) use path::{flow_for, random_port};
 pub use post::{MAX_MESSAGE, Poster, QpShared, SendProducer, post_recv_to};

@@ -279,7 +279,7 @@ impl Qp {
 }
 
 /// The partition key at `index`: one that names a partition, as 0 does not.
-fn pkey_at(pkeys: &[PKey], index: u16) -> Option<PKey> {
+pub(crate) fn pkey_at(pkeys: &[PKey], index: u16) -> Option<PKey> {
     pkeys.get(usize::from(index)).copied().filter(|key| key.get() & 0x7FFF != 0)
 }
 

@@ -48,8 +48,8 @@ pub enum VerbsError {
         /// Entries.
         len: usize,
     },
-    /// The P_Key index is outside the table.
-    #[error("P_Key index {index} is outside a table of {len}")]
+    /// The P_Key index is outside the table, or its entry names no partition.
+    #[error("P_Key index {index} names no partition in a table of {len}")]
     InvalidPKeyIndex {
         /// Asked for.
         index: usize,
