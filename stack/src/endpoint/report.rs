@@ -14,7 +14,7 @@ use crate::counters::Counters;
 use crate::qp::{Behind, MAX_UNACKED, Progress, Qp, Waiting};
 use crate::time::Instant;
 use crate::types::{AckTimeout, PathMtu, Qpn, RetryCount, RnrRetry};
-use crate::verbs::{FailureKind, PathMigState, QpState, QpType, SrqHandle, Verbs as _};
+use crate::verbs::{FailureKind, PathMigState, QpState, QpType, SrqHandle};
 
 /// A device and its port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,7 +179,7 @@ impl Endpoint {
             node_guid: self.node_guid,
             addresses: self.config.addresses.clone(),
             path_mtu: bytes(self.config.path_mtu),
-            active: self.query_port().active,
+            active: self.link_is_up,
             objects: self.object_counts(),
             counters: named(&self.counters(), true),
             idle_ns: nanos(now, self.now),

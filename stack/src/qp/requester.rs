@@ -138,6 +138,7 @@ impl Requester {
         (self.retries_used, self.rnr_used, self.rnr_since) = (0, 0, None);
         (self.ack_deadline, self.rnr_deadline) = (None, None);
         (self.recovering, self.draining) = (false, false);
+        self.waiting_since = Instant::ZERO;
         self.credits.reset();
     }
 
