@@ -6,10 +6,10 @@ use uroce::counters::DropReason;
 use uroce::device::impair::ImpairModel;
 use uroce::rng::Rng;
 use uroce::time::Duration;
-use uroce::types::AckTimeout;
+use uroce::types::{AckTimeout, Gid};
 use uroce::verbs::{
-    AltPath, AsyncEvent, Attr, ModifyError, Operation, PathMigState, QpAttr, QpOptions, QpState, QpType, Verbs,
-    VerbsError, WcStatus,
+    AltPath, AsyncEvent, Attr, ModifyError, Operation, PathMigState, QpAttr, QpOptions, QpState, QpType, SourceCheck,
+    Verbs, VerbsError, WcStatus,
 };
 
 use crate::duo::{Duo, REGION, Setup};
@@ -359,4 +359,73 @@ fn a_stranger_with_the_bit_set_does_not_move_an_armed_qp() {
     let qp = duo.ends[B].qp;
     assert_eq!(duo.events(B), [AsyncEvent::PathMigrationFailed(qp)], "a thousand packets, one event");
     exchange(&mut duo);
+}
+
+/// A packet of A's, with MigReq and what `change` does to it, between these addresses to B.
+fn inject(duo: &mut Duo, src: &str, dst: std::net::IpAddr, change: impl FnOnce(&mut uroce::wire::Packet<'_>)) {
+    let node = duo.ends[A].node;
+    duo.world.keep_sent(node);
+    exchange(duo);
+    let sent = duo.world.take_sent(node);
+    let mut packet = uroce::wire::Packet::parse(&sent[0].bytes).unwrap();
+    packet.mig_req = true;
+    change(&mut packet);
+    let flow = uroce::wire::Flow { src: src.parse().unwrap(), dst, ..sent[0].flow };
+    let ip = uroce::wire::IpFields { id: 0, flags_fragment: 0x4000 };
+    let bytes = crate::duo::sealed(&packet, &flow, ip);
+    duo.world.inject(duo.ends[B].node, flow, uroce::burst::RxIds::Known(ip), &bytes);
+}
+
+/// The sources that a lax check lets through are on no path: the path in use admits them just as the other does.
+#[test]
+fn a_lax_source_check_does_not_make_every_packet_one_of_the_alternate_path() {
+    let subnet = SourceCheck::Subnet { ipv4: 8, ipv6: 64 };
+    for source_check in [subnet, SourceCheck::Off] {
+        for src in ["10.0.0.77", "10.0.0.1"] {
+            let mut duo = Duo::new(&Setup::default());
+            // B's two paths lead to two addresses of A's, from the same one of its own.
+            for side in [A, B] {
+                let mut av = duo.av(side, 0);
+                if side == B {
+                    av.dgid = Gid::from("10.0.0.9".parse::<std::net::IpAddr>().unwrap());
+                }
+                duo.modify(side, Duo::rearm_attr(AltPath::new(av, AckTimeout::new(8).unwrap())));
+            }
+            exchange(&mut duo);
+            exchange(&mut duo);
+            let (node, qp, to) = (duo.ends[B].node, duo.ends[B].qp, duo.ends[B].ips[0]);
+            let lax = QpOptions { source_check, ..QpOptions::default() };
+            duo.world.endpoint(node).set_qp_options(qp, lax).unwrap();
+            assert_eq!(duo.mig(B), Armed);
+            inject(&mut duo, src, to, |_| ());
+            assert_eq!((duo.mig(B), duo.peer_of(B)), (Armed, duo.ends[A].ips[0]), "{source_check:?} {src}");
+            inject(&mut duo, "10.0.0.9", to, |_| ());
+            assert_eq!(duo.mig(B), Migrated, "the other path's own addresses");
+        }
+    }
+}
+
+#[test]
+fn a_congestion_notification_moves_no_qp_and_needs_no_partition() {
+    let pkeys = [vec![0xFFFF, 0x8007], vec![0xFFFF, 0x8007]];
+    let mut duo = Duo::new(&Setup { pkeys, pkey_index: [1, 1], ..Setup::default() });
+    for side in [A, B] {
+        let alt = AltPath { pkey_index: 1, ..AltPath::new(duo.av(side, 1), AckTimeout::new(8).unwrap()) };
+        duo.modify(side, Duo::rearm_attr(alt));
+    }
+    exchange(&mut duo);
+    exchange(&mut duo);
+    assert_eq!(duo.mig(B), Armed);
+    let cnp = |packet: &mut uroce::wire::Packet<'_>| {
+        packet.body = uroce::wire::Body::Cnp;
+        packet.pkey = uroce::types::PKey::DEFAULT;
+    };
+    for net in [0, 1] {
+        let (from, to) = (duo.ends[A].ips[net].to_string(), duo.ends[B].ips[net]);
+        inject(&mut duo, &from, to, cnp);
+    }
+    assert_eq!((duo.mig(B), duo.events(B), duo.count(B, "rp_cnp_ignored")), (Armed, vec![], 2));
+    let to = duo.ends[B].ips[0];
+    inject(&mut duo, "192.0.2.7", to, cnp);
+    assert_eq!((duo.count(B, "rp_cnp_ignored"), duo.count(B, "drop_address_mismatch")), (2, 1));
 }

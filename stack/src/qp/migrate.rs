@@ -9,7 +9,7 @@ use super::cx::Cx;
 use super::{Path, Qp, Sender};
 use crate::counters::DropReason;
 use crate::types::PKey;
-use crate::verbs::{AsyncEvent, PathMigState, SourcePortCheck};
+use crate::verbs::{AsyncEvent, PathMigState, SourceCheck, SourcePortCheck};
 use crate::wire::{Body, Flow, Packet};
 
 /// Migration state of a QP.
@@ -76,6 +76,20 @@ impl Qp {
         self.check_either_path(packet, flow, primary, cx)
     }
 
+    /// Takes a congestion notification: a hint to whoever sends, and no packet of the connection. Its MigReq bit says
+    /// nothing, and its partition key may be the default one, which is what hardware puts there.
+    pub(super) fn handle_notification(&self, pkey: PKey, flow: &Flow, cx: &mut Cx<'_>) -> Result<(), DropReason> {
+        let Some(path) = &self.path else { return Err(DropReason::WrongTransport) };
+        let alternate = self.migration.alternate.as_deref();
+        let mut came = core::iter::once(path).chain(alternate).filter(|p| p.admits(flow, self.options.source_check));
+        let Some(first) = came.next() else { return Err(DropReason::AddressMismatch) };
+        if pkey != PKey::DEFAULT && !core::iter::once(first).chain(came).any(|p| pkey.matches(p.pkey)) {
+            return Err(DropReason::PKeyMismatch);
+        }
+        cx.counters.rp_cnp_ignored += 1;
+        Ok(())
+    }
+
     /// The rarer cases: a migration is prepared, or the packet did not come along the path in use.
     fn check_either_path(
         &mut self,
@@ -87,7 +101,11 @@ impl Qp {
         let options = self.options;
         let check = |path: &Path| path.check(flow, packet.pkey, &options);
         let other = self.migration.alternate.as_deref();
-        let alternate = other.is_some_and(|p| p.admits(flow, options.source_check) && check(p).is_ok());
+        // A lax check of sources lets both paths admit the same: then a packet came along the other one only if it has the
+        // very addresses of that one.
+        let told_apart = |p: &Path| !primary || p.admits(flow, SourceCheck::Strict);
+        let alternate =
+            other.is_some_and(|p| p.admits(flow, options.source_check) && told_apart(p) && check(p).is_ok());
         let fit = self.path.as_ref().filter(|_| primary).map(check);
         if let (Some(Err(reason)), false) = (fit, alternate) {
             return Err(reason);

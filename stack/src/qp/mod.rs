@@ -374,6 +374,9 @@ impl Qp {
         arrival: &Arrival<'_>,
         cx: &mut Cx<'_>,
     ) -> Result<(), DropReason> {
+        if matches!(packet.body, Body::Cnp) {
+            return self.handle_notification(packet.pkey, arrival.flow, cx);
+        }
         self.check_path(packet, arrival.flow, cx)?;
         if arrival.marked {
             self.notifier.marked(packet, self.options.cnp_interval, cx.now);
@@ -399,11 +402,7 @@ impl Qp {
                 }
                 self.handle_response(packet, response, cx)
             }
-            Body::Cnp => {
-                cx.counters.rp_cnp_ignored += 1;
-                Ok(())
-            }
-            Body::Datagram(_) => Err(DropReason::WrongTransport),
+            Body::Datagram(_) | Body::Cnp => Err(DropReason::WrongTransport),
         }
     }
 
