@@ -192,7 +192,7 @@ drops {
     AheadOfSequence: Qp, "drop_ahead_of_sequence", None,
         "A PSN ahead of the expected one, after the NAK for the gap was sent.", "counters::ticks::behind_a_gap_packets_fall_in_silence";
     ForgottenDuplicate: Qp, "drop_forgotten_duplicate", None,
-        "A repeated request that is no longer remembered.", "counters::ticks::a_repeat_that_is_not_remembered";
+        "A repeated request that is no longer remembered, or a repeated READ beyond the bound on waiting READs.", "counters::ticks::a_repeat_that_is_not_remembered";
     GhostAck: Qp, "drop_ghost_ack", None,
         "A response outside the window of unacknowledged PSNs (\"ghost ACK\").", "counters::ticks::answers_that_answer_nothing";
     UnexpectedResponse: Qp, "drop_unexpected_response", None,
