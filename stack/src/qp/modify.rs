@@ -6,6 +6,7 @@
 use super::answers::MAX_RD_ATOMIC;
 use super::cx::Cx;
 use super::migrate::Migration;
+use super::notify::Notifier;
 use super::path::{Path, PathEnds, flow_for};
 use super::requester::SendAttr;
 use super::{Qp, Receiver, Sender};
@@ -197,6 +198,7 @@ impl Qp {
         self.fields = QpFields::default();
         self.path = None;
         self.migration = Migration::default();
+        self.notifier = Notifier::default();
         self.pkey = PKey::DEFAULT;
         self.last_error = None;
         self.established = false;

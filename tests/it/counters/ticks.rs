@@ -399,6 +399,31 @@ fn marks_are_told_to_the_sender() {
     assert_eq!(of_a(&mut p), [("rdma_sends", 3), (marked, 5), ("rp_cnp_ignored", 2)]);
 }
 
+/// What is owed to the peer that was is not told to the next one.
+#[test]
+fn a_qp_that_is_reset_owes_nobody_a_notification() {
+    let mut p = pair(small());
+    let options = QpOptions { cnp_interval: Some(Duration::from_micros(50)), ..QpOptions::default() };
+    p.b.endpoint.set_qp_options(p.b.qp, options).unwrap();
+    let there = p.b.remote(0);
+    p.a.send(1, Operation::Write(there), 0, 8);
+    let sent = p.take_sent(Side::A);
+    let flow = uroce::wire::Flow { traffic_class: 3, ..p.flow_from(Side::A) };
+    let ids = RxIds::Known(IpFields { id: 0, flags_fragment: 0x4000 });
+    let burst = RxBurst { flow, bytes: &sent[0], segment: sent[0].len(), ids, at: p.now };
+    p.b.endpoint.handle_burst(p.now, burst);
+    let (qp, was) = (p.b.qp, p.b.endpoint.query_qp(p.b.qp).unwrap().attr);
+    let none = QpAttr::default();
+    let init = QpAttr { access: was.access, pkey_index: was.pkey_index, port: was.port, ..none };
+    let (max_dest_rd_atomic, min_rnr_timer) = (was.max_dest_rd_atomic, was.min_rnr_timer);
+    let (path_mtu, dest_qpn, rq_psn) = (was.path_mtu, was.dest_qpn, was.rq_psn);
+    let rtr = QpAttr { av: was.av, path_mtu, dest_qpn, rq_psn, max_dest_rd_atomic, min_rnr_timer, ..none };
+    for (state, attr) in [(QpState::Reset, none), (QpState::Init, init), (QpState::Rtr, rtr)] {
+        p.b.endpoint.modify_qp(qp, QpAttr { state: Some(state), ..attr }).unwrap();
+    }
+    assert_eq!(p.take_sent(Side::B), Vec::<Vec<u8>>::new());
+}
+
 #[test]
 fn a_device_that_fails_takes_the_link_down() {
     let mut p = pair(Options::default());
