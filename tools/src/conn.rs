@@ -18,6 +18,7 @@ use crate::exit::Failure;
 use crate::guard;
 use crate::node::Handle;
 use crate::observe::CmBoard;
+use crate::stop;
 use crate::why;
 
 /// Longest sleep between two looks at the connection manager's timers and events.
@@ -34,6 +35,10 @@ const RETRY: RetryPolicy = RetryPolicy {
 };
 /// How long a repeated DREQ is still answered after the end.
 const LINGER: Duration = Duration::from_millis(200);
+/// How long a process that failed goes on to tell its peers.
+const FAREWELL: Duration = Duration::from_millis(50);
+/// How long one that a signal ends waits for their answers.
+const FAREWELL_STOPPED: Duration = Duration::from_secs(1);
 
 impl From<IdError> for Failure {
     fn from(error: IdError) -> Self {
@@ -69,6 +74,26 @@ impl Front {
             cm.set_policy(policy);
         }
         Ok(Self::Software(Box::new(cm)))
+    }
+}
+
+impl Front {
+    /// Ends all connections. The kernel ends its own when this process does.
+    fn shutdown(&mut self, v: &mut Handle) {
+        match self {
+            Self::Software(cm) => cm.shutdown(v.now(), v),
+            #[cfg(feature = "hw")]
+            Self::Hardware(_) => {}
+        }
+    }
+
+    /// Whether all peers know.
+    fn is_drained(&self) -> bool {
+        match self {
+            Self::Software(cm) => cm.is_drained(),
+            #[cfg(feature = "hw")]
+            Self::Hardware(_) => true,
+        }
     }
 }
 
@@ -110,6 +135,7 @@ impl Connections {
 
     /// The same, with another idea of when a peer does not answer.
     pub(crate) fn with_retry(v: &mut Handle, retry: RetryPolicy) -> Result<Self, Failure> {
+        stop::install()?;
         Ok(Self { cm: Front::of(v, retry)?, waiting: VecDeque::new(), board: CmBoard::new(v) })
     }
 
@@ -258,7 +284,29 @@ impl Connections {
         Ok(self.cm.destroy_id(v.now(), v, id)?)
     }
 
+    /// The end of a command whose work ended with `done`: peers of one that failed, or that a signal ends, learn that it
+    /// goes. What cannot be told is not: the process ends anyway.
+    pub(crate) fn farewell(&mut self, v: &mut Handle, done: &Result<(), Failure>) {
+        let patience = match (stop::check(), done) {
+            (Err(_), _) => FAREWELL_STOPPED,
+            (Ok(()), Err(_)) => FAREWELL,
+            (Ok(()), Ok(())) => return,
+        };
+        self.cm.shutdown(v);
+        let begin = Instant::now();
+        while begin.elapsed() < patience && !self.cm.is_drained() {
+            if self.turn(v).and_then(|()| self.rest(v, SLICE)).is_err() {
+                return;
+            }
+        }
+    }
+
     fn pump(&mut self, v: &mut Handle) -> Result<(), Failure> {
+        stop::check()?;
+        self.turn(v)
+    }
+
+    fn turn(&mut self, v: &mut Handle) -> Result<(), Failure> {
         while let Some(event) = v.poll_event() {
             self.cm.on_async_event(v, &event);
         }

@@ -24,6 +24,9 @@ pub(crate) enum Failure {
     /// The machine lacks something: a capability, an address, a free port. Exit code 4; the text names the fix.
     #[error("{0}")]
     Environment(String),
+    /// A signal came before the job was done; peers are told first. Exit code 1.
+    #[error("ended by {0} before it was done")]
+    Stopped(&'static str),
     /// Whoever read our output went away. Exit code 0: `uroce dump … | head` is no failure.
     #[error("the reader of the output is gone")]
     OutputClosed,
@@ -39,7 +42,7 @@ impl Failure {
     pub(crate) const fn code(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
-            Self::Failed(_) => 1,
+            Self::Failed(_) | Self::Stopped(_) => 1,
             Self::Usage(_) => 2,
             Self::Limit(_) => 3,
             Self::Environment(_) => 4,

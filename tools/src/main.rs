@@ -25,6 +25,7 @@ mod report;
 mod res;
 mod stat;
 mod stats;
+mod stop;
 mod why;
 mod wrap;
 

@@ -14,6 +14,7 @@ use uroce::verbs::{
 
 use crate::exit::Failure;
 use crate::node::Handle;
+use crate::stop;
 
 impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {
@@ -82,6 +83,8 @@ pub(crate) fn random_psn() -> Psn {
     Psn::from_wire(u32::try_from(random & u64::from(Psn::MASK)).unwrap_or(0))
 }
 
+/// Longest sleep between two looks at whether a signal has come.
+const SLICE: Duration = Duration::from_millis(50);
 /// Completions that a poll takes at once.
 const BATCH: usize = 16;
 
@@ -130,11 +133,17 @@ impl Poller {
 
     /// The next completion; `None` when none comes within `patience`. Sleeps when nothing is due.
     pub(crate) fn wait(&mut self, v: &mut Handle, patience: Duration) -> Result<Option<WorkCompletion>, Failure> {
-        let wc = self.poll(v)?;
-        if wc.is_some() || !v.wait_cq(self.cq, Some(patience))? {
-            return Ok(wc);
+        let begin = Instant::now();
+        loop {
+            if let Some(wc) = self.poll(v)? {
+                return Ok(Some(wc));
+            }
+            stop::check()?;
+            let Some(left) = patience.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) else {
+                return Ok(None);
+            };
+            v.wait_cq(self.cq, Some(left.min(SLICE)))?;
         }
-        self.poll(v)
     }
 
     /// Keeps the endpoint answering its peer for a while: the peer may miss our last acknowledgement.

@@ -112,9 +112,7 @@ pub(super) fn run(args: &ConnectArgs, out: &mut Output) -> Result<(), Failure> {
         Some(server) => client(&mut test, v, server, out),
         None => serve(&mut test, v, out),
     };
-    if done.is_err() {
-        test.hall.crowd.give_up(v);
-    }
+    test.hall.crowd.connections.farewell(v, &done);
     done
 }
 

@@ -18,9 +18,6 @@ use crate::node::Handle;
 /// Longest sleep between two looks at connection management.
 const SLICE: Duration = Duration::from_millis(5);
 
-/// How long a process that failed goes on to tell its peers.
-const FAREWELL: Duration = Duration::from_millis(50);
-
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
@@ -201,14 +198,6 @@ impl Crowd {
         self.by_id.remove(&id);
         self.tally(stage, -1);
         self.connections.forget(v, id)
-    }
-
-    /// Tells the peers of a process that failed that it goes. What cannot be told is not: the process ends anyway.
-    pub(super) fn give_up(&mut self, v: &mut Handle) {
-        for member in core::mem::take(&mut self.members).into_values() {
-            let _ = self.connections.forget(v, member.id);
-        }
-        let _ = self.connections.linger(v, FAREWELL);
     }
 
     /// How many are at `stage` or beyond.

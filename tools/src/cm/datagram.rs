@@ -98,9 +98,7 @@ pub(super) fn run(args: &DatagramArgs, out: &mut Output) -> Result<(), Failure> 
         Some(server) => client(&mut test, v, server, out),
         None => serve(&mut test, v, out),
     };
-    if done.is_err() {
-        test.hall.crowd.give_up(v);
-    }
+    test.hall.crowd.connections.farewell(v, &done);
     done
 }
 

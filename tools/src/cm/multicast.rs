@@ -35,8 +35,7 @@ pub(super) struct MulticastArgs {
     /// Address to join from [default: the device's of the group's family]
     #[arg(short, long)]
     bind: Option<IpAddr>,
-    /// Device: packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME; a sender may have udp:ADDR [default: udp: on the
-    /// address of -b]
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME [default: udp: on the address of -b]
     #[arg(long)]
     device: Option<DeviceArg>,
     /// Ids that join, each with a QP of its own
@@ -75,7 +74,9 @@ impl MulticastArgs {
             (Some(DeviceArg::Loop), _) => Err(Failure::Usage("a group is of several processes; loop has one".into())),
             (Some(device), _) => Ok(device.clone()),
             (None, Some(bind)) => Ok(DeviceArg::Udp(bind)),
-            (None, None) => Err(Failure::Usage("say which device joins: --device packet:IFNAME, or -b ADDR".into())),
+            (None, None) => {
+                Err(Failure::Usage("say which device joins: --device udp:ADDR or packet:IFNAME, or -b ADDR".into()))
+            }
         }
     }
 }

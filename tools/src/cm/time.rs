@@ -21,6 +21,7 @@ use crate::exit::Failure;
 use crate::node::{Handle, Node};
 use crate::report::Output;
 use crate::stats::Latencies;
+use crate::stop;
 
 /// How long a server still answers clients that missed the end.
 const LINGER: Duration = Duration::from_millis(200);
@@ -81,9 +82,7 @@ pub(super) fn run(args: &TimeArgs, out: &mut Output) -> Result<(), Failure> {
         Some(server) => client(&mut bench, v, server, out),
         None => serve(&mut bench, v, out),
     };
-    if done.is_err() {
-        bench.crowd.give_up(v);
-    }
+    bench.crowd.connections.farewell(v, &done);
     done
 }
 
@@ -204,9 +203,15 @@ fn serve(bench: &mut Bench<'_>, v: &mut Handle, out: &mut Output) -> Result<(), 
     let (mut first, mut last) = (None, Instant::now());
     let (mut established, mut over) = (0u64, 0);
     while bench.args.forever || over < u64::from(bench.args.connections) {
-        let Some(news) = bench.crowd.news(v)? else {
-            bench.crowd.rest(v)?;
-            continue;
+        let news = match bench.crowd.news(v) {
+            Ok(Some(news)) => news,
+            Ok(None) => {
+                bench.crowd.rest(v)?;
+                continue;
+            }
+            // There is no other end.
+            Err(Failure::Stopped(_)) if bench.args.forever => break,
+            Err(failure) => return Err(failure),
         };
         match news {
             News::Request(id) => {
@@ -225,7 +230,9 @@ fn serve(bench: &mut Bench<'_>, v: &mut Handle, out: &mut Output) -> Result<(), 
             },
         }
     }
-    bench.crowd.connections.linger(v, LINGER)?;
+    if !stop::has_come() {
+        bench.crowd.connections.linger(v, LINGER)?;
+    }
     let seconds = last.saturating_duration_since(first.unwrap_or(last)).as_secs_f64();
     #[allow(clippy::cast_precision_loss)] // A rate for people.
     let connects_per_second = if seconds > 0.0 { established as f64 / seconds } else { 0.0 };

@@ -49,10 +49,12 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     let mut node = Node::open(&device)?;
     let v = node.verbs();
     let mut test = Test::new(args, device, v, out)?;
-    match &args.host {
-        Some(host) => test.client(v, node::resolve(host)?),
+    let done = match &args.host {
+        Some(host) => node::resolve(host).and_then(|host| test.client(v, host)),
         None => test.server(v),
-    }
+    };
+    test.connections.farewell(v, &done);
+    done
 }
 
 /// Both ends in this process, each with a thread of its own.

@@ -15,6 +15,7 @@ use crate::exit::Failure;
 use crate::node::Handle;
 use crate::rdma::{self, Buffer, Poller};
 use crate::stats::Mark;
+use crate::stop;
 
 /// How long nothing may complete.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -138,7 +139,7 @@ impl Side {
     pub(super) fn hear(&mut self, v: &mut Handle) -> Result<Heard, Failure> {
         match self.poller.poll(v)? {
             Some(wc) => self.sort(v, &wc),
-            None => Ok(Heard::Nothing),
+            None => stop::check().map(|()| Heard::Nothing),
         }
     }
 

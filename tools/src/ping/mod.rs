@@ -23,6 +23,7 @@ use crate::node::{self, Handle, Node};
 use crate::rdma::Poller;
 use crate::report::{Output, remark};
 use crate::stats::{Latencies, Latency};
+use crate::stop;
 
 /// Entries of the CQ: all sends and receives that can be outstanding.
 const CQ_DEPTH: u32 = 32;
@@ -81,7 +82,9 @@ pub(crate) fn run(args: &PingArgs, out: &mut Output) -> Result<(), Failure> {
     let mut node = Node::open(&device)?;
     let v = node.verbs();
     let mut connections = Connections::new(v)?;
-    if args.server { serve(args, v, &mut connections, out) } else { ping(args, v, &mut connections, out) }
+    let done = if args.server { serve(args, v, &mut connections, out) } else { ping(args, v, &mut connections, out) };
+    connections.farewell(v, &done);
+    done
 }
 
 fn device(args: &PingArgs) -> Result<DeviceArg, Failure> {
@@ -151,7 +154,11 @@ fn ping(args: &PingArgs, v: &mut Handle, connections: &mut Connections, out: &mu
     let mut count = 0;
     while args.count.is_none_or(|limit| count < limit) {
         let begin = Instant::now();
-        let came = session.ping(v, count, &mut |v| connections.is_over(v, id))?;
+        let came = match session.ping(v, count, &mut |v| connections.is_over(v, id)) {
+            // There is no other end.
+            Err(Failure::Stopped(_)) if args.count.is_none() => break,
+            came => came?,
+        };
         latencies.record(begin.elapsed());
         if args.verbose {
             out.line(format_args!("ping data: {}", data::shown(&came)))?;
@@ -162,7 +169,9 @@ fn ping(args: &PingArgs, v: &mut Handle, connections: &mut Connections, out: &mu
         }
         count += 1;
     }
-    connections.disconnect(v, id)?;
+    if !stop::has_come() {
+        connections.disconnect(v, id)?;
+    }
     debug(args, "client DISCONNECT EVENT...");
     let latency = latencies.figures(args.size.into(), 1.0);
     out.document("ping", &Pinged { server, size: args.size, count, validated: args.validate, latency })
@@ -183,9 +192,14 @@ fn serve(args: &PingArgs, v: &mut Handle, connections: &mut Connections, out: &m
     debug(args, format_args!("listening on {own} port {}", args.port));
     let mut served = Served { clients: 0, pings: 0 };
     loop {
-        let request = connections.next_request(v)?;
-        let ended = serve_one(args, v, connections, &request, &mut served, out);
+        let ended = match connections.next_request(v) {
+            Ok(request) => serve_one(args, v, connections, &request, &mut served, out),
+            Err(Failure::Stopped(by)) => Err(Failure::Stopped(by)),
+            Err(failure) => return Err(failure),
+        };
         match ended {
+            // There is no other end.
+            Err(Failure::Stopped(_)) if args.persistent => return out.document("ping", &served),
             Err(failure) if args.persistent && !matches!(failure, Failure::OutputClosed) => remark(failure),
             Err(failure) => return Err(failure),
             Ok(()) => {}

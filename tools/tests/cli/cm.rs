@@ -180,6 +180,25 @@ fn a_group_hears_its_senders() {
 }
 
 #[test]
+fn a_group_is_heard_over_udp_sockets() {
+    let receivers = ["127.90.20.1", "127.90.20.2"].map(|ip| {
+        Server::at(Place::HERE, &["--json", "cm", "multicast", "-m", "239.7.90.20", "-b", ip, "-V", "-C", "5"])
+            .has_roce(ip)
+    });
+    let send =
+        ["cm", "multicast", "-s", "-m", "239.7.90.20", "--device", "udp:127.90.20.3", "-C", "5", "--settle", "1"];
+    let sender = run(&send);
+    assert_eq!(sender.code, 0, "{sender:?}");
+    for receiver in receivers {
+        let receiver = receiver.end();
+        assert_eq!(receiver.code, 0, "{receiver:?}");
+        assert_eq!(receiver.json()["messages"], 5);
+    }
+    // A group of the other family is not one of this device.
+    run(&["cm", "multicast", "-m", "ff0e::7:7", "-b", "127.90.20.4"]).fails(1, "the device has no IPv6 address for it");
+}
+
+#[test]
 fn nobody_there() {
     run(&["cm", "time", "-s", "127.77.69.1", "-b", "127.77.69.2", "-c", "1"])
         .fails(1, "no answer from 127.77.69.1:7471 after 8 tries");

@@ -143,6 +143,12 @@ impl Server {
         self.0.as_ref().unwrap().id()
     }
 
+    /// Sends it a signal, such as `TERM`.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.pid())]).status().unwrap();
+        assert!(sent.success(), "{name}");
+    }
+
     /// Waits until something listens on the TCP port, where the server is.
     pub(crate) fn listens_on_tcp(self, port: &str) -> Self {
         let port: u16 = port.parse().unwrap();

@@ -16,6 +16,7 @@ mod perf;
 mod ping;
 mod pingpong;
 mod stat;
+mod stop;
 mod usage;
 mod watched;
 mod wrap;

@@ -62,18 +62,38 @@ impl Watched {
         let mut args = vec!["ping", "-c", "--device", &device, "-a", &near, "-C", "100000000"];
         args.extend(more);
         let client = Server::of(self.command(&args)).has_roce(&far);
-        let begin = Instant::now();
-        while !self.pinged(server.pid()) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "no pings");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        self.until(server.pid(), "rdma_sends", 13);
         (server, client)
     }
 
-    fn pinged(&self, server: u32) -> bool {
-        let rows = self.run(&["stat", "-j", "show", "pid", &server.to_string()]).out;
-        let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
-        rows.first().is_some_and(|row| row["rdma_sends"].as_u64() > Some(12))
+    /// Waits until a counter of a process has come to `value`.
+    #[track_caller]
+    pub(crate) fn until(&self, pid: u32, counter: &str, value: u64) {
+        let begin = Instant::now();
+        while self.counter(pid, counter) < Some(value) {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{counter} does not come to {value}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until a process has an id of its connection manager.
+    #[track_caller]
+    pub(crate) fn until_it_listens(&self, pid: u32) {
+        let begin = Instant::now();
+        while self.rows_or_none(&["res", "-j", "show", "cm_id", "pid", &pid.to_string()]).is_empty() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "no id");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// As [`Watched::rows`], also before anybody can be looked at.
+    fn rows_or_none(&self, args: &[&str]) -> Vec<Value> {
+        serde_json::from_str(&self.run(args).out).unwrap()
+    }
+
+    fn counter(&self, pid: u32, counter: &str) -> Option<u64> {
+        let rows = self.rows_or_none(&["stat", "-j", "show", "pid", &pid.to_string()]);
+        rows.first()?[counter].as_u64()
     }
 }
 
