@@ -1,8 +1,9 @@
-//! The house rules (CONTRIBUTING.md) as tests: layers, sizes, `unsafe`, panics, clocks, marks of unfinished work.
+//! The house rules (CONTRIBUTING.md) as tests: layers, sizes, `unsafe`, panics, clocks, marks of unfinished work, links.
 //!
-//! Owns the walk over the workspace and the report; `layers` and `rules` hold the rules, `source` the lexer. A message
+//! Owns the walk over the workspace and the report; `layers`, `rules` and `book` hold the rules, `source` the lexer. A message
 //! names file, line, rule and fix.
 
+mod book;
 mod layers;
 mod rules;
 mod source;
@@ -207,6 +208,15 @@ fn the_code_map_names_files_that_exist() {
         })
         .collect(),
     );
+}
+
+#[test]
+fn every_link_leads_somewhere_and_the_book_lists_its_pages() {
+    let pages: book::Pages = texts().into_iter().filter(|(path, _)| path.ends_with(".md")).collect();
+    assert!(pages.len() > 20, "the book is gone");
+    let mut findings = book::broken_links(&pages, |path| root().join(path).exists());
+    findings.extend(book::unlisted(&pages));
+    report(findings);
 }
 
 /// What stands between backquotes and looks like a path, with its line.
