@@ -123,17 +123,15 @@ fn a_hook_loses_the_packet_it_chooses() {
 }
 
 #[test]
-fn a_dead_peer_costs_no_real_time() {
+fn a_dead_peer_costs_the_time_of_the_formula() {
     let (mut world, a, b) = connected(3);
     world.set_path(a.node, b.node, ImpairModel::lossy(1.0));
     write(&mut world, &a, &b, 1);
-    let begin = std::time::Instant::now();
     assert_eq!(world.run_until_idle(Duration::from_millis(100)), RunEnd::TimeOver);
     assert_eq!(world.run_until_idle(Duration::from_secs(10)), RunEnd::Idle);
     assert_eq!(statuses(&mut world, &a), [WcStatus::RetryExceeded]);
     // 8 timeouts of 67 ms.
-    assert!(world.now() >= Instant::from_nanos(8 * 67_108_864));
-    assert!(begin.elapsed() < Duration::from_millis(500));
+    assert_eq!(world.now(), Instant::from_nanos(8 * 67_108_864));
 }
 
 #[test]
