@@ -23,7 +23,7 @@ use crate::verbs::{AsyncEvent, CqHandle, QpHandle, SrqHandle, Verbs as _, WorkCo
 
 /// QPs that may have rung and wait for a driver; whoever rings one more waits for the engine's lock instead.
 const DOORBELLS: usize = 1024;
-/// Events that wait for a program; a program that lets so many wait reads none.
+/// Events that wait for a program, and beyond these one for each CQ; a program that lets so many wait reads none.
 const EVENTS_MAX: usize = 4096;
 
 /// How long who only looks tries not to be in the way.
@@ -279,7 +279,10 @@ impl Shared {
 
     fn queue_event(&self, event: AsyncEvent) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        if events.len() < EVENTS_MAX && events.back() != Some(&event) {
+        // A CQ is disarmed by its notification, so losing that would put a program to sleep for ever; each CQ has one.
+        let has_room =
+            events.len() < EVENTS_MAX || (matches!(event, AsyncEvent::CqNotify(_)) && !events.contains(&event));
+        if has_room && events.back() != Some(&event) {
             events.push_back(event);
         }
         drop(events);
@@ -400,5 +403,32 @@ impl CqQueue {
 impl QpQueue {
     pub(super) fn new(poster: Poster) -> Self {
         Self { poster: Mutex::new(poster), rung: AtomicBool::new(false) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Side, engine};
+    use crate::host::Host;
+    use crate::types::Gid;
+
+    /// Strangers raise alarms that the program has not read yet: what its CQ has to say is told all the same, once.
+    #[test]
+    fn a_flood_of_other_events_does_not_swallow_a_completion() {
+        let host = Host::new(engine());
+        let mut verbs = host.handle();
+        let side = Side::new(&mut verbs, 64);
+        let alarm = |n: usize| AsyncEvent::Probing(Gid::from_bytes((n as u128).to_be_bytes()));
+        for n in 0..2 * EVENTS_MAX {
+            verbs.shared.queue_event(alarm(n));
+        }
+        for n in 0..2 {
+            verbs.shared.queue_event(AsyncEvent::CqNotify(side.cq));
+            verbs.shared.queue_event(alarm(n));
+        }
+        let events: Vec<_> = core::iter::from_fn(|| verbs.shared.next_event()).collect();
+        assert_eq!(events.len(), EVENTS_MAX + 1, "and the rest has its limit");
+        assert_eq!(events.last(), Some(&AsyncEvent::CqNotify(side.cq)));
     }
 }
