@@ -21,7 +21,7 @@ const HEADING: &str = "Commands with a connection manager";
 /// Flags that every command with a connection manager takes.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct GuardArgs {
-    /// Who may connect, and how often: a policy file (the chapter "Policy" of the book has an example)
+    /// Who may connect, and how often: a policy file (the page "Who may connect" of the book has an example)
     #[arg(long, global = true, value_name = "FILE", help_heading = HEADING)]
     policy: Option<PathBuf>,
     /// Append what the connection manager admits, refuses and ends to FILE, a JSON object a line

@@ -74,7 +74,7 @@ enum Command {
     Perf(perf::PerfArgs),
     /// Ping an rping server, or serve rping clients, over RDMA
     Ping(ping::PingArgs),
-    /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong or ibv_ud_pingpong, or with itself
+    /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or ibv_srq_pingpong, or with itself
     Pingpong(pingpong::PingpongArgs),
     /// Show what lives in running endpoints, as rdma resource
     Res(res::ResArgs),
