@@ -49,8 +49,8 @@ pub enum Outcome {
     Refused(RejReason),
     /// The agent refused a SIDR_REQ.
     RefusedService(SidrStatus),
-    /// A table or backlog had no room.
-    Overflow,
+    /// A table or backlog had no room; the reason of the REJ that said so, if one did.
+    Overflow(Option<RejReason>),
     /// It names no communication of ours, or not as it is: wrong ids, wrong QPN.
     Unmatched,
     /// It names a communication with somebody else.

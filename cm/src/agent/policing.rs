@@ -259,7 +259,7 @@ impl Agent {
         let Some(policy) = self.policy_mut() else { return };
         let (event, reason) = match outcome {
             Outcome::Refused(reason) => (AuditEvent::Refused, Some(reason)),
-            Outcome::Overflow => (AuditEvent::Refused, Some(RejReason::NoResources)),
+            Outcome::Overflow(reason) => (AuditEvent::Refused, reason),
             Outcome::RefusedService(_) => (AuditEvent::Refused, None),
             Outcome::Stranger => (AuditEvent::Stray, None),
             Outcome::Unmatched | Outcome::OutOfPlace => return,

@@ -170,8 +170,9 @@ impl Agent {
         };
         if let Some(reason) = full {
             self.counters.overflows += 1;
-            self.note(cx, Outcome::Overflow);
-            if self.config.overflow == Overflow::Reject {
+            let told = self.config.overflow == Overflow::Reject;
+            self.note(cx, Outcome::Overflow(told.then_some(reason)));
+            if told {
                 self.send_rej_of_req(cx, req, &reason.into());
             }
             return;

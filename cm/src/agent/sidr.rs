@@ -261,7 +261,7 @@ impl Agent {
         let room = self.events.len() < self.config.limits.events && self.sidr.can_serve();
         if !room || !self.tables.take_backlog(listener) {
             self.counters.overflows += 1;
-            self.note(cx, Outcome::Overflow);
+            self.note(cx, Outcome::Overflow(None));
             if self.config.overflow == Overflow::Reject {
                 self.send_sidr_refusal(cx, req, SidrStatus::Rejected);
             }

@@ -376,3 +376,16 @@ fn the_example_of_the_book_is_a_policy() {
         assert!(record["event"].is_string());
     }
 }
+
+/// The log names the reason that left: 28 for a full backlog, as Linux's.
+#[test]
+fn a_full_backlog_has_its_reason_in_the_log() {
+    let (mut agent, lines) = audited(PolicyConfig::from_toml("[limits]\nbacklog = 1").unwrap());
+    feed(&mut agent, at(0), peer(1), req(peer(1), 1, SERVICE));
+    feed(&mut agent, at(0), peer(2), req(peer(2), 2, SERVICE));
+    let Some(Message::Rej(rej)) = answer(&mut agent) else { panic!() };
+    assert_eq!(rej.reason.code(), 28);
+    let lines = lines.lock().unwrap();
+    let last = lines.last().unwrap();
+    assert!(last.contains("\"event\":\"refused\"") && last.contains("\"reason\":28,"), "{last}");
+}
