@@ -93,7 +93,7 @@ fn frames(fixture: &Fixture) -> Vec<Frame> {
 
 #[test]
 fn every_capture_opens_and_has_the_stated_size() {
-    assert_eq!(all().len(), 57);
+    assert_eq!(all().len(), 59);
     for fixture in all() {
         let frames = fixture.frames().unwrap();
         assert_eq!(u64::try_from(frames.len()).unwrap(), fixture.packets, "{}", fixture.name);
@@ -102,7 +102,7 @@ fn every_capture_opens_and_has_the_stated_size() {
         assert!(frames.enumerate().all(|(at, frame)| frame.index == at), "{}", fixture.name);
         assert!(fixture.log_path().is_file(), "{}", fixture.name);
     }
-    assert_eq!(all().iter().map(|fixture| fixture.packets).sum::<u64>(), 3282);
+    assert_eq!(all().iter().map(|fixture| fixture.packets).sum::<u64>(), 3298);
 }
 
 #[test]
@@ -301,6 +301,7 @@ fn tags_match_the_packets() {
             ("nak", ":NAK_"),
             ("rnr", ":RNR_NAK"),
             ("rej", "CM_REJ"),
+            ("mra", "CM_MRA"),
             ("sidr", "CM_SIDR"),
         ] {
             assert_eq!(fixture.has_tag(tag), any(part), "{tag} of {}", fixture.name);

@@ -13,7 +13,7 @@ use uroce::wire::{
 use uroce_fixtures::{Fixture, all, hostile};
 
 /// How many frames the captures hold.
-const FRAMES: usize = 3282;
+const FRAMES: usize = 3298;
 
 /// Calls `f` with each frame of each capture; returns how many there were.
 fn for_each_frame(mut f: impl FnMut(&Fixture, &[u8])) -> usize {

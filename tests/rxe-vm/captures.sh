@@ -98,9 +98,12 @@ capture cm_rej_noport "" "rlab client basic -a $S4 -p 19999"
 capture cm_rej_user "rlab server reject" "rlab client reject -a $S4"
 capture cm_req_noanswer "" "timeout 14 rlab client basic -a $HOST_IP4"
 
-# A server that has stopped hears of the REQ and says nothing: the kernel answers the REQ's repeat with an MRA.
+# A program that has the REQ and takes its time: the kernel answers the REQ's repeat with an MRA.
+capture cm_mra "rlab server slowaccept" "rlab client slowaccept -a $S4"
+# The QP of a connection in a new REQ: REJ, stale connection, and DREQ on the old one.
+capture cm_rej_stale "rlab server stale" "rlab client stale -a $S4"
+# A server that has stopped hears of the REQ and says nothing.
 STOPPED="timeout 20 sh -c 'rping -s -a $S4 -C 1 -v & p=\$!; sleep 0.4; kill -STOP \$p; sleep 6.5; kill -CONT \$p; wait \$p'"
-capture cm_mra "$STOPPED" "rping -c -a $S4 -C 1 -v -S 64"
 # A client that goes away meanwhile says so: REJ, timeout, with its CA GUID as ARI.
 capture cm_rej_timeout "$STOPPED" "timeout 3 rping -c -a $S4 -C 1 -v -S 64"
 # Nobody has the datagram service.

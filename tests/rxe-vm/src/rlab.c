@@ -20,6 +20,9 @@
 //   rnrfail    it is never posted and rnr_retry is 2: RNR NAKs, then an error at the requester
 //   reject     the server rejects the connection with private data
 //   many       64 SENDs of 600 B, at most 4 under way: for loss and reordering
+//   slowaccept the server takes 8 s to accept: its kernel answers the client's second REQ with an MRA
+//   stale      the client asks for a second connection with the QP of the first: its REQ is rejected with
+//              reason 10, and the server's kernel ends the first
 //
 // Payload byte i is 7 i + s: s = 1 SEND with immediate, 2 WRITE, 3 WRITE with immediate.
 #include <arpa/inet.h>
@@ -53,6 +56,7 @@ enum {
     MANY = 64,
     WINDOW = 4,
     RNR_TIMER = 22, // 20.48 ms
+    SLOW = 8,       // seconds: longer than the 4.85 s after which rxe's CM repeats a REQ
     TIME_LIMIT = 60,
 };
 
@@ -232,7 +236,7 @@ static void prepare(void)
         memcpy(buf + ATOMIC_AT, &ATOMIC_START, sizeof ATOMIC_START);
     } else if (mode_is("toolong")) {
         post_recv(0, 16);
-    } else if (mode_is("inv")) {
+    } else if (mode_is("inv") || mode_is("slowaccept")) {
         post_recv(0, 64);
     } else if (mode_is("many")) {
         for (int i = 0; i < MANY; i++)
@@ -374,6 +378,8 @@ static void client_run(void)
         send_bytes("SEND (rnr)", 0, 5);
     } else if (mode_is("rnrfail"))
         send_bytes("SEND (rnrfail)", 0, 5);
+    else if (mode_is("slowaccept"))
+        send_bytes("SEND 5B", 0, 5);
     else if (mode_is("many"))
         client_many();
 }
@@ -388,6 +394,8 @@ static void server_run(void)
         usleep(200000);
         post_recv(0, 64);
         complete("RECV late");
+    } else if (mode_is("slowaccept")) {
+        complete("RECV");
     } else if (mode_is("many"))
         server_many();
     fflush(stdout);
@@ -475,6 +483,8 @@ static void cm_server(struct rdma_event_channel *channel, struct rdma_cm_id *lis
         sleep(1);
         return;
     }
+    if (mode_is("slowaccept"))
+        sleep(SLOW);
     make_cm_qp(id);
     struct region_info info = {htobe64((uintptr_t)buf), htonl(mr->rkey), htonl(0x524c4142)};
     memcpy(data + INFO_AT, &info, sizeof info);
@@ -496,16 +506,62 @@ static void cm_server(struct rdma_event_channel *channel, struct rdma_cm_id *lis
     rdma_destroy_id(id);
 }
 
-static void cm_client(struct rdma_event_channel *channel, struct rdma_cm_id *id)
+static void reach_server(struct rdma_event_channel *channel, struct rdma_cm_id *id)
 {
-    char data[PRIVATE_DATA] = "rlab-client-private-data";
-
     if (rdma_resolve_addr(id, NULL, resolve(opt.addr)->ai_addr, RESOLVE_MS))
         die("resolve_addr");
     expect_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
     if (rdma_resolve_route(id, RESOLVE_MS))
         die("resolve_route");
     expect_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
+// Asks for a connection with a QP that the rdma_cm does not look after.
+static void connect_own_qp(struct rdma_cm_id *id)
+{
+    char data[PRIVATE_DATA] = "rlab-client-private-data";
+    struct rdma_conn_param param = conn_param(data);
+
+    param.qp_num = qp->qp_num;
+    if (rdma_connect(id, &param))
+        die("connect");
+}
+
+static void cm_client_stale(struct rdma_event_channel *channel, struct rdma_cm_id *old)
+{
+    struct rdma_cm_id *id;
+
+    reach_server(channel, old);
+    make_resources(old->verbs);
+    struct ibv_qp_init_attr attr = qp_attr();
+    qp = ibv_create_qp(pd, &attr);
+    if (!qp)
+        die("create_qp");
+    printf("qpn 0x%06x\n", qp->qp_num);
+    connect_own_qp(old);
+    expect_event(channel, RDMA_CM_EVENT_CONNECT_RESPONSE);
+    if (rdma_establish(old) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+        die("establish");
+    reach_server(channel, id);
+    usleep(200000); // the server has the RTU
+    connect_own_qp(id);
+    // The REJ of the new connection and the DREQ of the old one, in either order.
+    for (int i = 0; i < 2; i++) {
+        struct rdma_cm_event *event = next_event(channel, ANY_EVENT);
+        printf("of the %s connection\n", event->id == old ? "old" : "new");
+        if (event->id == old && rdma_disconnect(old))
+            die("disconnect");
+        rdma_ack_cm_event(event);
+    }
+    rdma_destroy_id(id);
+    rdma_destroy_id(old);
+}
+
+static void cm_client(struct rdma_event_channel *channel, struct rdma_cm_id *id)
+{
+    char data[PRIVATE_DATA] = "rlab-client-private-data";
+
+    reach_server(channel, id);
     make_cm_qp(id);
     printf("qpn 0x%06x\n", qp->qp_num);
     struct rdma_conn_param param = conn_param(data);
@@ -542,6 +598,8 @@ static void run_with_cm(void)
         die("create_id");
     if (opt.server)
         cm_server(channel, id);
+    else if (mode_is("stale"))
+        cm_client_stale(channel, id);
     else
         cm_client(channel, id);
 }

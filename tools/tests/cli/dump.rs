@@ -16,7 +16,7 @@ fn dump(fixture: &Fixture, more: &[&str]) -> Ran {
 
 #[test]
 fn counts_agree_with_the_index_of_every_capture() {
-    assert_eq!(uroce_fixtures::all().len(), 57);
+    assert_eq!(uroce_fixtures::all().len(), 59);
     for fixture in uroce_fixtures::all() {
         let ran = dump(fixture, &["--json"]);
         assert_eq!(ran.code, 0, "{}: {ran:?}", fixture.name);
