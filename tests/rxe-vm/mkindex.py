@@ -23,6 +23,8 @@ NOTES = {
     "cm_rej_noport": "REJ reason 8 (Invalid Service ID).",
     "cm_rej_user": "REJ reason 28 (Consumer Reject), private data `rlab-reject`.",
     "cm_req_noanswer": "REQ to an address that answers ARP but has no RoCE stack: the REQ at 0 s, and again after 4.85 s and 9.71 s (same transaction and comm id; QP1 PSN counts on). The REJ reason 4 (timeout) at 13.9 s is sent as `timeout 14` ends the program and its id is destroyed; it is not rxe giving up (max CM retries is 15).",
+    "cm_mra": "The MRA answers the second REQ, 4.7 s after the first; it names service timeout 24 (68.7 s), so that no third REQ comes. The program accepts after 8 s.",
+    "cm_rej_stale": "Both REQs have the same CA GUID and QPN. REJ reason 10 (Stale Connection) without additional information, its own communication id 0; then the server's DREQ on the first connection.",
     "rlab_basic_cm": "Known answers: SEND `hello rxe\\0`; SEND_IMM 100 B p[i]=7i+1, imm 0xdeadbeef; WRITE 5000 B p[i]=7i+2 to addr+8192; WRITE_IMM 33 B p[i]=7i+3 to addr+16384, imm 0xcafef00d; READ 5000 B back from addr+8192; CAS at addr+32768 0x1122334455667788 -> 0xaabbccddeeff0011 (old value returned 0x1122334455667788); FADD +0x10 (returned 0xaabbccddeeff0011, then 0x...0021); 0-byte WRITE; 0-byte READ; SEND 3 B; reply SEND `bye from server\\0`. All bytes mod 256.",
     "rlab_psnwrap_1024": "Same known answers; client starts at PSN 0xfffffc, server at 0xfffffd: the PSN wraps inside the 5000-byte WRITE (first packet 0xfffffe).",
     "rlab_mw_inv": "Server binds a type-2 memory window (rkey in the first SEND), client writes with it, SEND_ONLY_INV (IETH = that rkey), next WRITE -> NAK Remote Access Error.",

@@ -4,11 +4,13 @@
 //! every field of the message, in the same order. Only the transaction id of a DREQ differs (ours is random, rxe derives
 //! it from its communication id; both are allowed), and times.
 
+use std::collections::VecDeque;
+
 use uroce::rng::Rng;
 use uroce::time::{Duration, Instant};
 use uroce::types::{PathMtu, RetryCount, RnrRetry};
 use uroce_cm::agent::{AcceptParams, AddressFilter, ConnectParams, MadAddress, Preset};
-use uroce_cm::comm::Path;
+use uroce_cm::comm::{CommState, Path};
 use uroce_cm::wire::{CmTimeout, CommunicationId, Mad, Message, RejReason, Rep, Req};
 use uroce_cm::{Agent, CmEvent, CommId, Config, RetryPolicy};
 use uroce_fixtures::{Direction, Fixture};
@@ -49,6 +51,7 @@ fn config(script: &[(bool, Mad)]) -> Config {
                 config.ca_guid = Some(rep.ca_guid);
                 config.ack_delay = rep.target_ack_delay;
             }
+            Message::Mra(mra) if *ours => config.service_timeout = mra.service_timeout,
             _ => {}
         }
     }
@@ -104,6 +107,10 @@ struct Replay {
 }
 
 impl Replay {
+    fn new(script: &[(bool, Mad)]) -> Self {
+        Self { agent: Agent::new(config(script), Rng::from_u64(1)), now: Instant::ZERO, comms: Vec::new() }
+    }
+
     fn comm(&self, id: CommunicationId) -> CommId {
         self.comms.iter().find(|(known, _)| *known == id).unwrap_or_else(|| panic!("no communication {id}")).1
     }
@@ -136,7 +143,8 @@ impl Replay {
             }
             Message::Dreq(dreq) => {
                 let comm = self.comm(dreq.local_comm_id);
-                self.agent.disconnect(now, comm, dreq.private_data.as_bytes()).unwrap();
+                // After a stale REQ the agent has begun by itself.
+                let _ = self.agent.disconnect(now, comm, dreq.private_data.as_bytes());
             }
             Message::Drep(drep) => {
                 let comm = self.comm(drep.local_comm_id);
@@ -159,10 +167,10 @@ fn replay(name: &str, us: Direction) -> usize {
     let fixture = uroce_fixtures::by_name(name).unwrap();
     let script = mads(fixture, us);
     let address = addresses(&script).unwrap();
-    let mut it = Replay { agent: Agent::new(config(&script), Rng::from_u64(1)), now: Instant::ZERO, comms: Vec::new() };
+    let mut it = Replay::new(&script);
     listen(&mut it.agent, &script);
     let mut compared = 0;
-    let mut early = std::collections::VecDeque::new();
+    let mut early = VecDeque::new();
     for (ours, mad) in &script {
         it.now = it.now + Duration::from_micros(10);
         if *ours {
@@ -184,7 +192,7 @@ fn replay(name: &str, us: Direction) -> usize {
             early.push_back(Mad::parse(&sent.bytes).unwrap());
         }
         if *ours {
-            let sent = early.pop_front().unwrap_or_else(|| panic!("{name}: nothing instead of {mad:?}"));
+            let sent = take(&mut early, mad).unwrap_or_else(|| panic!("{name}: nothing instead of {mad:?}"));
             assert_eq!(sent.message, mad.message, "{name}");
             if !matches!(mad.message, Message::Dreq(_)) {
                 assert_eq!(sent.header, mad.header, "{name}: {}", mad.message.kind());
@@ -194,6 +202,17 @@ fn replay(name: &str, us: Direction) -> usize {
     }
     assert!(early.is_empty(), "{name}: rxe did not send {early:?}");
     compared
+}
+
+/// What we sent in the place of `mad`. A stale REQ is refused and ends another connection: rxe says the one first, we the
+/// other.
+fn take(sent: &mut VecDeque<Mad>, mad: &Mad) -> Option<Mad> {
+    match mad.message {
+        Message::Rej(rej) if rej.reason == RejReason::StaleConnection => {
+            sent.remove(sent.iter().position(|s| matches!(s.message, Message::Rej(_)))?)
+        }
+        _ => sent.pop_front(),
+    }
 }
 
 /// The id that our node gave to the communication which the peer calls `theirs`.
@@ -234,6 +253,10 @@ fn in_the_place_of_the_server() {
     assert_eq!(replay("cmtime_10", Direction::Node2ToNode1), 20);
     assert_eq!(replay("cm_rej_user", Direction::Node2ToNode1), 1);
     assert_eq!(replay("cm_rej_noport", Direction::Node2ToNode1), 1);
+    // MRA to the second REQ, and REP once the program accepts.
+    assert_eq!(replay("cm_mra", Direction::Node2ToNode1), 3);
+    // REP; to the REQ that uses the QP again, REJ 10, and DREQ on the connection that stood.
+    assert_eq!(replay("cm_rej_stale", Direction::Node2ToNode1), 3);
 }
 
 #[test]
@@ -245,9 +268,55 @@ fn in_the_place_of_the_client() {
     assert_eq!(replay("cm_rej_noport", Direction::Node1ToNode2), 1);
     // REQ three times, then the end of the program: REJ 4.
     assert_eq!(replay("cm_req_noanswer", Direction::Node1ToNode2), 4);
+    // REQ twice; the MRA keeps the third one back.
+    assert_eq!(replay("cm_mra", Direction::Node1ToNode2), 4);
 }
 
 #[test]
 fn a_rep_that_is_lost_comes_again() {
     assert_eq!(replay("loss_cm_rep", Direction::Node2ToNode1), 3);
+}
+
+/// rxe's MRA asks for code 24: 4.096 µs times 2 to the 24th, 68.7 s.
+#[test]
+fn an_mra_of_rxe_buys_its_program_time() {
+    let script = mads(&uroce_fixtures::by_name("cm_mra").unwrap(), Direction::Node1ToNode2);
+    let address = addresses(&script).unwrap();
+    let [(true, req), (true, again), (false, mra), (false, rep), ..] = &script[..] else { panic!("{script:?}") };
+    let mut it = Replay::new(&script);
+    it.act(req);
+    it.act(again);
+    let comm = it.comm(req.message.local_comm_id().unwrap());
+    it.agent.handle_mad(it.now, address, &mra.emit());
+    assert_eq!(it.agent.state(comm), Some(CommState::MraReqRcvd));
+    assert!(it.agent.poll_timeout().unwrap() >= it.now + Duration::from_nanos(4096 << 24));
+    while it.agent.poll_mad().is_some() {}
+
+    it.now = it.now + Duration::from_secs(60);
+    it.agent.handle_timeout(it.now);
+    assert!(it.agent.poll_mad().is_none(), "the third REQ waits");
+    it.agent.handle_mad(it.now, address, &rep.emit());
+    assert!(matches!(it.agent.poll_event(), Some(CmEvent::Reply(reply)) if reply.comm == comm));
+}
+
+/// A client that has lost its memory but not its QPN. It cannot have asked with a QP that it knows to be taken.
+#[test]
+fn a_restarted_client_hears_that_its_qp_is_stale() {
+    let script = mads(&uroce_fixtures::by_name("cm_rej_stale").unwrap(), Direction::Node1ToNode2);
+    let address = addresses(&script).unwrap();
+    let [.., (true, req), (false, rej), (false, dreq), (true, drep)] = &script[..] else { panic!("{script:?}") };
+    let mut it = Replay::new(&script);
+    it.act(req);
+    let comm = it.comm(req.message.local_comm_id().unwrap());
+    assert_eq!(Mad::parse(&it.agent.poll_mad().unwrap().bytes), Ok(*req));
+
+    it.agent.handle_mad(it.now, address, &rej.emit());
+    let Some(CmEvent::Rejected(rejection)) = it.agent.poll_event() else { panic!("no refusal") };
+    assert_eq!((rejection.comm, rejection.reason), (comm, RejReason::StaleConnection));
+    assert!(rejection.timewait, "the QP waits");
+
+    // What it has forgotten it ends all the same, with rxe's words.
+    it.agent.handle_mad(it.now, address, &dreq.emit());
+    assert_eq!(Mad::parse(&it.agent.poll_mad().unwrap().bytes), Ok(*drep));
+    assert!(it.agent.poll_mad().is_none());
 }

@@ -211,7 +211,7 @@ fn lost(name: &str) -> usize {
     Capture::load(name).seen.iter().filter(|s| s.lost).count()
 }
 
-const RDMA_CM: [&str; 6] = ["rping_v4", "rping_big", "ucmatose", "rdma_client", "rstream", "vlan"];
+const RDMA_CM: [&str; 7] = ["rping_v4", "rping_big", "ucmatose", "rdma_client", "rstream", "vlan", "cm_mra"];
 const RDMA_CM_V6: [&str; 3] = ["rping_v6_ula", "rping_v6_ll", "rlab_basic_cm6"];
 const RLAB: [&str; 6] =
     ["rlab_basic_cm", "loss_cm_rep", "rlab_psnwrap_1024", "rlab_mtu256", "rlab_mtu4096_v6", "rlab_mw_inv"];
