@@ -3,11 +3,16 @@
 use crate::common::{Ran, run, uroce};
 
 /// Commands that take an `hw:` device.
-const COMMANDS: [&[&str]; 4] = [
+const COMMANDS: [&[&str]; 9] = [
     &["devinfo", "-d", "hw:no-such-rnic"],
     &["pingpong", "rc", "-d", "hw:no-such-rnic"],
     &["ping", "-s", "--device", "hw:no-such-rnic"],
     &["perf", "write", "bw", "-d", "hw:no-such-rnic"],
+    &["cm", "connect", "--device", "hw:no-such-rnic"],
+    &["cm", "connect", "--device", "hw:no-such-rnic", "-s", "127.90.21.1"],
+    &["cm", "datagram", "--device", "hw:no-such-rnic"],
+    &["cm", "multicast", "-m", "239.7.90.21", "--device", "hw:no-such-rnic"],
+    &["cm", "time", "--device", "hw:no-such-rnic"],
 ];
 
 #[test]
