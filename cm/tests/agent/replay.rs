@@ -280,7 +280,7 @@ fn a_rep_that_is_lost_comes_again() {
 /// rxe's MRA asks for code 24: 4.096 µs times 2 to the 24th, 68.7 s.
 #[test]
 fn an_mra_of_rxe_buys_its_program_time() {
-    let script = mads(&uroce_fixtures::by_name("cm_mra").unwrap(), Direction::Node1ToNode2);
+    let script = mads(uroce_fixtures::by_name("cm_mra").unwrap(), Direction::Node1ToNode2);
     let address = addresses(&script).unwrap();
     let [(true, req), (true, again), (false, mra), (false, rep), ..] = &script[..] else { panic!("{script:?}") };
     let mut it = Replay::new(&script);
@@ -302,7 +302,7 @@ fn an_mra_of_rxe_buys_its_program_time() {
 /// A client that has lost its memory but not its QPN. It cannot have asked with a QP that it knows to be taken.
 #[test]
 fn a_restarted_client_hears_that_its_qp_is_stale() {
-    let script = mads(&uroce_fixtures::by_name("cm_rej_stale").unwrap(), Direction::Node1ToNode2);
+    let script = mads(uroce_fixtures::by_name("cm_rej_stale").unwrap(), Direction::Node1ToNode2);
     let address = addresses(&script).unwrap();
     let [.., (true, req), (false, rej), (false, dreq), (true, drep)] = &script[..] else { panic!("{script:?}") };
     let mut it = Replay::new(&script);
