@@ -82,7 +82,7 @@ impl Lab {
         // The link-local address comes with the carrier, a little later.
         for ns in [a, b] {
             let addresses = || inside(ns, || InterfaceFacts::of("v0").unwrap().addresses.len());
-            let end = now() + Duration::from_secs(10);
+            let end = now() + Duration::from_secs(60);
             while addresses() < 3 {
                 assert!(now() < end, "no link-local address came up; is IPv6 off?");
                 std::thread::sleep(Duration::from_millis(20));

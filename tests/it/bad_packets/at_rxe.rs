@@ -437,7 +437,7 @@ const PAGE: &str = "\
 Written by `tests/rxe-vm/bad-packets.sh`, which sends the corpus of `tests/it/bad_packets` from a raw socket at QPs of
 Linux's rxe (kernel KERNEL) in the same situations. \"Silence\" is no answer and no change of the QP; \"ERR\" says that
 the QP went there; \"lands\" that a packet without an answer wrote memory or completed a receive. Our verdicts are those
-of the specification, and `cargo test` holds us to them. rxe drops every FLUSH for its ICRC ([Real peers](interop.md)).
+of the specification, and `cargo test --workspace` holds us to them. rxe drops every FLUSH for its ICRC ([Real peers](interop.md)).
 ";
 
 pub(crate) fn main() -> ExitCode {
