@@ -1,9 +1,10 @@
-//! How much of the throughput of an established connection is left while strangers send REQs.
+//! How much of the throughput of an established connection is left while strangers send REQs, or packets to its QP.
 //!
 //! `storm [SECONDS]`: a connection writes 64 KiB messages between two engines over the in-process switch, in one thread;
 //! beside it a storm of REQs from 100,000 sources comes in at the rate of each row, every one parsed, checked and judged,
-//! under the usual policy and without one. Prints GiB a second of processor time, and the share of what it is without a
-//! storm. Linux only.
+//! under the usual policy and without one. A second table has WRITEs of 64 bytes to the connection's own QP from addresses
+//! that are not its peer's. Prints GiB a second of processor time, and the share of what it is without a storm. Linux
+//! only.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -160,17 +161,27 @@ fn storm(good: &Req, n: u32) -> (Flow, Vec<u8>) {
     packet.extend(Mad::new(TransactionId::new(n.into()), req).emit());
     let end = packet.len();
     packet.extend([0; 4]);
-    let flow = Flow {
-        src: source,
-        dst: ADDRESSES[0],
-        src_port: 0xc000,
-        traffic_class: 0,
-        hop_limit: 64,
-        flow_label: 0,
-        vlan: None,
-    };
+    sealed(source, packet, end)
+}
+
+fn sealed(src: IpAddr, mut packet: Vec<u8>, end: usize) -> (Flow, Vec<u8>) {
+    let (src_port, traffic_class, hop_limit, flow_label, vlan) = (0xc000, 0, 64, 0, None);
+    let flow = Flow { src, dst: ADDRESSES[0], src_port, traffic_class, hop_limit, flow_label, vlan };
     seal(&flow, IDS, &mut packet, end);
     (flow, packet)
+}
+
+/// Packet `n` of a stranger who has guessed the number of a live QP: an RC WRITE Only of 64 bytes.
+fn stranger(qpn: Qpn, n: u32) -> (Flow, Vec<u8>) {
+    let [_, q @ ..] = qpn.get().to_be_bytes();
+    let [_, psn @ ..] = n.to_be_bytes();
+    let mut packet = vec![0x0A, 0x40, 0xff, 0xff, 0, q[0], q[1], q[2], 0x80, psn[0], psn[1], psn[2]];
+    // RETH: an address, a key, the length.
+    packet.extend(0x1000u64.to_be_bytes());
+    packet.extend([0, 0, 1, 0, 0, 0, 0, 64]);
+    let end = packet.len() + 64;
+    packet.resize(end + 4, 0x55);
+    sealed(Ipv4Addr::from(0x0b00_0000 + n % SOURCES).into(), packet, end)
 }
 
 /// What this thread has had of the processor: other work of the machine does not count.
@@ -179,8 +190,17 @@ fn cpu_time() -> Duration {
     Duration::from_nanos(text.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
 }
 
-/// Bytes a second of processor time that a connection moves beside `per_second` REQs.
-fn measure(policy: bool, per_second: u32, lasts: Duration) -> f64 {
+/// What comes in beside the connection.
+#[derive(Clone, Copy)]
+enum Storm {
+    /// REQs to QP1.
+    Requests,
+    /// Packets to the connection's QP.
+    Strangers,
+}
+
+/// Bytes a second of processor time that a connection moves beside `per_second` packets of a storm.
+fn measure(storm_of: Storm, policy: bool, per_second: u32, lasts: Duration) -> f64 {
     let switch = Switch::new();
     let mut server = Side::new(&switch, ADDRESSES[0], 1);
     let mut client = Side::new(&switch, ADDRESSES[1], 2);
@@ -203,7 +223,12 @@ fn measure(policy: bool, per_second: u32, lasts: Duration) -> f64 {
     }
     let good = good_req();
     // Made beforehand: the flooder's work is not the server's.
-    let packets: Vec<_> = (0..50_000).map(|n| storm(&good, n)).collect();
+    let live = server.engine.endpoint_mut().query_qp(server.qp).expect("our QP").qpn;
+    let packet = |n| match storm_of {
+        Storm::Requests => storm(&good, n),
+        Storm::Strangers => stranger(live, n),
+    };
+    let packets: Vec<_> = (0..50_000).map(packet).collect();
     let (mut sent, mut moved) = (0usize, 0u64);
     let mut out = [blank(client.qp); 16];
     let (begin, mut spent, mut round) = (cpu_time(), Duration::ZERO, 0u32);
@@ -242,14 +267,20 @@ fn main() -> ExitCode {
     };
     let lasts = Duration::from_secs_f64(seconds);
     println!("REQs/s      with the usual policy      without a policy");
-    let calm = [true, false].map(|policy| measure(policy, 0, lasts));
+    let calm = [true, false].map(|policy| measure(Storm::Requests, policy, 0, lasts));
     for per_second in [0, 5_000, 20_000, 100_000] {
-        let row = [true, false].map(|policy| measure(policy, per_second, lasts));
+        let row = [true, false].map(|policy| measure(Storm::Requests, policy, per_second, lasts));
         let [with, without] = [0, 1].map(|i| (row[i] / f64::from(1 << 30), 100.0 * row[i] / calm[i]));
         println!(
             "{per_second:>7}   {:>8.2} GiB/s ({:>3.0} %)   {:>8.2} GiB/s ({:>3.0} %)",
             with.0, with.1, without.0, without.1
         );
+    }
+    println!("packets/s of strangers");
+    for per_second in [0, 10_000, 100_000, 500_000] {
+        let rate = measure(Storm::Strangers, true, per_second, lasts);
+        let (gib, share) = (rate / f64::from(1 << 30), 100.0 * rate / calm[0]);
+        println!("{per_second:>7}   {gib:>8.2} GiB/s ({share:>3.0} %)");
     }
     ExitCode::SUCCESS
 }
