@@ -19,7 +19,7 @@ use uroce::rng::Rng;
 use uroce::types::Qpn;
 use uroce::verbs::{
     AccessFlags, CqHandle, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle, QpInit, QpType, Remote,
-    SendFlags, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    SendFlags, SendWr, Sge, Verbs, WcStatus, WorkCompletion,
 };
 use uroce::wire::{Flow, IpFields, seal};
 use uroce_cm::agent::ConnectParams;
@@ -97,22 +97,6 @@ impl Side {
             destination: None,
         };
         self.engine.endpoint_mut().post_send(self.qp, &[wr]).expect("room");
-    }
-}
-
-fn blank(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: Qpn::GSI,
-        src_qp: Qpn::GSI,
-        grh: false,
-        solicited: false,
     }
 }
 
@@ -230,7 +214,7 @@ fn measure(storm_of: Storm, policy: bool, per_second: u32, lasts: Duration) -> f
     };
     let packets: Vec<_> = (0..50_000).map(packet).collect();
     let (mut sent, mut moved) = (0usize, 0u64);
-    let mut out = [blank(client.qp); 16];
+    let mut out = [WorkCompletion::blank(client.qp); 16];
     let (begin, mut spent, mut round) = (cpu_time(), Duration::ZERO, 0u32);
     while spent < lasts {
         round = round.wrapping_add(1);

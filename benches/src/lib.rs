@@ -14,8 +14,7 @@ use uroce::time::Instant;
 use uroce::types::{Gid, PathMtu, Psn, Qpn, RnrTimer};
 use uroce::verbs::{
     AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle, QpInit,
-    QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus,
-    WorkCompletion,
+    QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcStatus, WorkCompletion,
 };
 use uroce::wire::{DONT_FRAGMENT, Flow, IpFields};
 
@@ -152,19 +151,7 @@ impl End {
     }
 
     fn blank(&self) -> WorkCompletion {
-        WorkCompletion {
-            wr_id: 0,
-            status: WcStatus::General,
-            opcode: WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            data: WcData::None,
-            qp: self.qp,
-            qp_num: self.qpn,
-            src_qp: self.qpn,
-            grh: false,
-            solicited: false,
-        }
+        WorkCompletion::blank(self.qp)
     }
 
     /// Takes what has completed, and says how many.

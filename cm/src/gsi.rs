@@ -12,7 +12,7 @@ use uroce::types::{Gid, Psn, QKey, Qpn};
 use uroce::verbs::{
     AccessFlags, AddressVector, AhHandle, CqHandle, InitAttr, MemoryRegion, Operation, Payload, PdHandle,
     PostListError, QpCapabilities, QpHandle, QpInit, QpTransition, QpType, RecvWr, SendFlags, SendWr, Sge,
-    UdDestination, Verbs, VerbsError, WcData, WcOpcode, WcStatus, WorkCompletion,
+    UdDestination, Verbs, VerbsError, WcStatus, WorkCompletion,
 };
 
 use crate::agent::{Agent, MadAddress, OutgoingMad};
@@ -215,7 +215,7 @@ impl Gsi {
     /// [`GsiError`]: QP1 is gone.
     pub fn poll(&mut self, now: Instant, verbs: &mut dyn Verbs, agent: &mut Agent) -> Result<bool, GsiError> {
         let mut busy = false;
-        let mut batch = [blank(self.qp); BATCH];
+        let mut batch = [WorkCompletion::blank(self.qp); BATCH];
         for _ in 0..COMPLETIONS_PER_POLL / BATCH {
             let count = verbs.poll_cq(self.cq, &mut batch)?;
             for completion in batch.iter().take(count) {
@@ -397,23 +397,6 @@ fn address_of(grh: &[u8; GRH_LEN]) -> Option<MadAddress> {
         return Some(MadAddress { local: gid([d0, d1, d2, d3]), remote: gid([s0, s1, s2, s3]) });
     }
     None
-}
-
-/// What a poll overwrites.
-const fn blank(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Recv,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: Qpn::GSI,
-        src_qp: Qpn::GSI,
-        grh: false,
-        solicited: false,
-    }
 }
 
 #[cfg(test)]

@@ -344,19 +344,7 @@ pub(crate) mod testing {
 
     /// Room for a completion.
     pub(crate) fn blank(qp: QpHandle) -> WorkCompletion {
-        WorkCompletion {
-            wr_id: 0,
-            status: WcStatus::General,
-            opcode: crate::verbs::WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            data: crate::verbs::WcData::None,
-            qp,
-            qp_num: Qpn::from_wire(0),
-            src_qp: Qpn::from_wire(0),
-            grh: false,
-            solicited: false,
-        }
+        WorkCompletion::blank(qp)
     }
 }
 

@@ -452,19 +452,7 @@ impl Exchange {
 
     fn poll(&mut self, us: usize) {
         let Party { node, qp, qpn, send_cq, recv_cq, .. } = self.parties[us];
-        let blank = WorkCompletion {
-            wr_id: u64::MAX,
-            status: WcStatus::General,
-            opcode: WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            data: WcData::None,
-            qp,
-            qp_num: qpn,
-            src_qp: qpn,
-            grh: false,
-            solicited: false,
-        };
+        let blank = WorkCompletion { wr_id: u64::MAX, ..WorkCompletion::blank(qp) };
         let mut out = [blank; 8];
         let count = self.world.endpoint(node).poll_cq(send_cq, &mut out).unwrap();
         for wc in &out[..count] {

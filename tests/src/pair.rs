@@ -196,19 +196,7 @@ impl Node {
 /// A completion to be overwritten.
 #[must_use]
 pub fn blank_completion(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: u64::MAX,
-        status: uroce::verbs::WcStatus::General,
-        opcode: uroce::verbs::WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: uroce::verbs::WcData::None,
-        qp,
-        qp_num: Qpn::default(),
-        src_qp: Qpn::default(),
-        grh: false,
-        solicited: false,
-    }
+    WorkCompletion { wr_id: u64::MAX, ..WorkCompletion::blank(qp) }
 }
 
 /// The two, the clock, and what crossed the wire.

@@ -5,7 +5,7 @@
 
 use uroce::raw::Region;
 use uroce::time::Duration;
-use uroce::types::{AckTimeout, Gid, Imm, PathMtu, Psn, QKey, Qpn, RetryCount, RnrTimer};
+use uroce::types::{AckTimeout, Gid, Imm, PathMtu, Psn, QKey, RetryCount, RnrTimer};
 use uroce::verbs::{
     AccessFlags, AddressVector, AsyncEvent, Attr, CqHandle, InitAttr, MemoryRegion, ModifyError, Notify, Operation,
     Payload, PdHandle, PostError, QpAttr, QpCapabilities, QpHandle, QpInit, QpState, QpTransition, QpType, RecvWr,
@@ -127,7 +127,7 @@ impl<'a> Rig<'a> {
     /// The next completion that `is_it`; others are dropped.
     fn take(&mut self, is_it: impl Fn(&WorkCompletion) -> bool) -> WorkCompletion {
         let deadline = self.v.now() + PATIENCE;
-        let mut slot = [blank(self.qps[0])];
+        let mut slot = [WorkCompletion::blank(self.qps[0])];
         while self.v.now() < deadline {
             if self.v.poll_cq(self.cq, &mut slot).unwrap() == 1 {
                 if is_it(&slot[0]) {
@@ -159,23 +159,6 @@ impl<'a> Rig<'a> {
         let mut out = vec![0; len];
         self.region.read(offset, &mut out).unwrap();
         out
-    }
-}
-
-fn blank(qp: QpHandle) -> WorkCompletion {
-    let number = Qpn::from_wire(0);
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: number,
-        src_qp: number,
-        grh: false,
-        solicited: false,
     }
 }
 
@@ -370,7 +353,7 @@ fn objects_in_use(v: &mut dyn WaitVerbs) {
     rig.v.destroy_cq(rig.cq).unwrap();
     rig.v.dealloc_pd(rig.pd).unwrap();
     assert_eq!(rig.v.deregister(rig.mr.handle), Err(VerbsError::InvalidHandle));
-    assert_eq!(rig.v.poll_cq(rig.cq, &mut [blank(a)]), Err(VerbsError::InvalidHandle));
+    assert_eq!(rig.v.poll_cq(rig.cq, &mut [WorkCompletion::blank(a)]), Err(VerbsError::InvalidHandle));
     assert_eq!(rig.v.wait_cq(rig.cq, None), Err(VerbsError::InvalidHandle));
     let write_only = AccessFlags::REMOTE_WRITE;
     let pd = rig.v.alloc_pd().unwrap();

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 
 use uroce::rng::Rng;
 use uroce::time::Instant;
-use uroce::types::{Qpn, Rkey};
+use uroce::types::Rkey;
 use uroce::verbs::{
     CqHandle, Operation, Payload, PdHandle, PostListError, QpCapabilities, QpHandle, QpInit, QpType, Remote, SendFlags,
-    SendWr, Verbs, VerbsError, WcData, WcOpcode, WcStatus, WorkCompletion,
+    SendWr, Verbs, VerbsError, WcStatus, WorkCompletion,
 };
 
 use super::{ConnectionPool, PoolAction, PoolConfig, PoolKey, PoolStats};
@@ -258,7 +258,7 @@ impl PoolDriver {
     /// Whether the probe has completed. An unused connection has no other sends.
     fn look_for_probe(&mut self, now: Instant, verbs: &mut dyn Verbs) {
         let Some(conn) = self.probing.and_then(|key| self.conns.get(&key)) else { return };
-        let mut completion = [blank(conn.qp)];
+        let mut completion = [WorkCompletion::blank(conn.qp)];
         let key = conn.key;
         loop {
             let ok = match verbs.poll_cq(conn.cq, &mut completion) {
@@ -290,22 +290,5 @@ impl PoolDriver {
         let _ = cm.destroy_id(now, verbs, conn.id);
         let _ = verbs.destroy_qp(conn.qp);
         let _ = verbs.destroy_cq(conn.cq);
-    }
-}
-
-/// What a poll overwrites.
-const fn blank(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: Qpn::GSI,
-        src_qp: Qpn::GSI,
-        grh: false,
-        solicited: false,
     }
 }

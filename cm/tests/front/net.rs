@@ -8,10 +8,10 @@ use uroce::endpoint::EndpointConfig;
 use uroce::raw::Region;
 use uroce::sim::{NodeId, World};
 use uroce::time::{Duration, Instant};
-use uroce::types::{PathMtu, Qpn};
+use uroce::types::PathMtu;
 use uroce::verbs::{
     AccessFlags, CqHandle, MemoryRegion, Operation, Payload, PdHandle, QpCapabilities, QpHandle, QpInit, QpType,
-    RecvWr, SendFlags, SendWr, Sge, UdDestination, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    RecvWr, SendFlags, SendWr, Sge, UdDestination, Verbs, WcStatus, WorkCompletion,
 };
 use uroce::wire::Packet;
 use uroce_cm::matcher::is_mad;
@@ -266,7 +266,7 @@ impl Net {
             for each in [A, B] {
                 self.poll(each);
             }
-            let mut out = [blank(s.qp)];
+            let mut out = [WorkCompletion::blank(s.qp)];
             let verbs = self.world.endpoint(self.nodes[side]);
             if verbs.poll_cq(s.cq, &mut out).unwrap() == 1 {
                 assert_eq!(out[0].status, WcStatus::Success);
@@ -300,22 +300,5 @@ impl Net {
         let away = Arc::clone(&self.away);
         self.world
             .set_hook(Box::new(move |packet| away.lock().unwrap().contains(&packet.flow.dst).then_some(Verdict::DROP)));
-    }
-}
-
-/// Room for a completion.
-pub(crate) fn blank(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: Qpn::GSI,
-        src_qp: Qpn::GSI,
-        grh: false,
-        solicited: false,
     }
 }

@@ -8,10 +8,10 @@ use std::net::SocketAddr;
 
 use uroce::rng::Rng;
 use uroce::time::{Duration, Instant};
-use uroce::types::{AckTimeout, Qpn, RnrTimer};
+use uroce::types::{AckTimeout, RnrTimer};
 use uroce::verbs::{
     AccessFlags, CqHandle, InitAttr, Operation, Payload, QpCapabilities, QpHandle, QpInit, QpState, QpTransition,
-    QpType, RecvWr, SendFlags, SendWr, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    QpType, RecvWr, SendFlags, SendWr, Verbs, WcStatus, WorkCompletion,
 };
 use uroce_cm::id::IdOptions;
 use uroce_cm::pool::{PoolQp, PooledConnection};
@@ -21,23 +21,6 @@ use uroce_cm::{
 };
 
 use net::{A, B, Net, PORT, ip};
-
-/// Room for a completion.
-fn blank(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: Qpn::GSI,
-        src_qp: Qpn::GSI,
-        grh: false,
-        solicited: false,
-    }
-}
 
 fn ms(v: u64) -> Duration {
     Duration::from_millis(v)
@@ -289,7 +272,7 @@ fn end_of(net: &mut Net, drain: &mut Drain) -> (DrainEnd, Instant) {
 }
 
 fn completions(net: &mut Net, cq: CqHandle, qp: QpHandle) -> [usize; 2] {
-    let mut out = [blank(qp); 64];
+    let mut out = [WorkCompletion::blank(qp); 64];
     let n = net.on(A, |_, _, verbs| verbs.poll_cq(cq, &mut out).unwrap());
     let with = |status| out[..n].iter().filter(|c| c.status == status).count();
     [with(WcStatus::Success), with(WcStatus::WorkRequestFlushed)]

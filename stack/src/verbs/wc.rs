@@ -131,6 +131,27 @@ pub struct WorkCompletion {
     pub solicited: bool,
 }
 
+impl WorkCompletion {
+    /// Room for a completion of `qp`, for a poll to overwrite. It says [`WcStatus::General`], so that one that is read
+    /// without having been written is no success.
+    #[must_use]
+    pub const fn blank(qp: QpHandle) -> Self {
+        Self {
+            wr_id: 0,
+            status: WcStatus::General,
+            opcode: WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            data: WcData::None,
+            qp,
+            qp_num: Qpn::GSI,
+            src_qp: Qpn::GSI,
+            grh: false,
+            solicited: false,
+        }
+    }
+}
+
 /// Why a work request failed, finer than its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]

@@ -8,10 +8,10 @@ use uroce::raw::Region;
 use uroce::rng::Rng;
 use uroce::sim::{NodeId, World};
 use uroce::time::{Duration, Instant};
-use uroce::types::{PathMtu, Qpn};
+use uroce::types::PathMtu;
 use uroce::verbs::{
     AccessFlags, CqHandle, MemoryRegion, Operation, PdHandle, QpCapabilities, QpHandle, QpInit, QpType, SendFlags,
-    SendWr, Sge, SrqHandle, SrqInit, Verbs, WcData, WcOpcode, WcStatus, WorkCompletion,
+    SendWr, Sge, SrqHandle, SrqInit, Verbs, WcStatus, WorkCompletion,
 };
 use uroce::verbs::{Payload, Remote};
 use uroce::wire::{Flow, IpFields, seal};
@@ -93,22 +93,6 @@ fn the_agent_holds_little_and_the_client_gets_through() {
         assert!((25_000..=30_001).contains(&counters.admitted), "{counters:?}");
         assert_eq!(counters.admitted + counters.total_limited + counters.source_limited, 100_001);
         assert!(counters.evicted > 10_000);
-    }
-}
-
-fn blank(qp: QpHandle) -> WorkCompletion {
-    WorkCompletion {
-        wr_id: 0,
-        status: WcStatus::General,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        data: WcData::None,
-        qp,
-        qp_num: Qpn::GSI,
-        src_qp: Qpn::GSI,
-        grh: false,
-        solicited: false,
     }
 }
 
@@ -261,7 +245,7 @@ impl Traffic {
     }
 
     fn go_on(&mut self, verbs: &mut dyn Verbs, cq: CqHandle) {
-        let mut out = [blank(self.qp); 8];
+        let mut out = [WorkCompletion::blank(self.qp); 8];
         let n = verbs.poll_cq(cq, &mut out).unwrap();
         for completion in &out[..n] {
             assert_eq!((completion.status, completion.qp), (WcStatus::Success, self.qp));

@@ -7,7 +7,7 @@ use uroce::raw::Region;
 use uroce::types::{Gid, PathMtu, Psn, Qpn, RnrTimer};
 use uroce::verbs::{
     AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, QpCapabilities, QpHandle, QpInit,
-    QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcData, WcOpcode, WcStatus,
+    QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, Verbs, WcOpcode, WcStatus,
     WorkCompletion,
 };
 
@@ -81,19 +81,7 @@ impl Side {
     }
 
     fn completed(&mut self) -> Option<WcOpcode> {
-        let mut out = [WorkCompletion {
-            wr_id: 0,
-            status: WcStatus::General,
-            opcode: WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            data: WcData::None,
-            qp: self.qp,
-            qp_num: self.qpn,
-            src_qp: self.qpn,
-            grh: false,
-            solicited: false,
-        }];
+        let mut out = [WorkCompletion::blank(self.qp)];
         let n = self.engine.endpoint_mut().poll_cq(self.cq, &mut out).unwrap();
         assert!(n == 0 || out[0].status == WcStatus::Success, "{out:?}");
         (n == 1).then_some(out[0].opcode)

@@ -27,7 +27,7 @@ use uroce::types::{AckTimeout, Gid, Imm, PathMtu, Psn, Qpn, RetryCount, Rkey, Rn
 use uroce::verbs::{
     AccessFlags, AddressVector, CqHandle, FlushPlacement, FlushScope, InitAttr, MemoryRegion, MwBind, MwHandle, MwType,
     Operation, Payload, PdHandle, QpCapabilities, QpHandle, QpInit, QpTransition, QpType, RecvWr, Remote, RtrAttr,
-    RtsAttr, SendFlags, SendWr, Sge, Verbs, VerbsError, WcData, WcOpcode, WcStatus, WorkCompletion,
+    RtsAttr, SendFlags, SendWr, Sge, Verbs, VerbsError, WcData, WcStatus, WorkCompletion,
 };
 
 /// Bytes of registered memory, and where things lie in them: as in `ops.c`.
@@ -457,19 +457,7 @@ impl Bench {
 
     fn next_completion(&mut self) -> Result<WorkCompletion, String> {
         let (cq, qp) = self.live()?;
-        let blank = WorkCompletion {
-            wr_id: 0,
-            status: WcStatus::General,
-            opcode: WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            data: WcData::None,
-            qp,
-            qp_num: Qpn::from_wire(0),
-            src_qp: Qpn::from_wire(0),
-            grh: false,
-            solicited: false,
-        };
+        let blank = WorkCompletion::blank(qp);
         let mut one = [blank];
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
