@@ -1,4 +1,4 @@
-//! `uroce demo`: two processes on this machine connect and move verified data with every RC operation.
+//! `uroce demo`: two processes on this machine connect and move verified data by SEND, WRITE, READ and atomics of RC.
 //!
 //! Owns the flags, the two processes and the table. `client` and `peer` are the two ends.
 
@@ -259,7 +259,7 @@ fn verdict(
     let seconds = took.as_secs_f64();
     if wrong.is_none() {
         out.line(format_args!(
-            "PASS: {messages} messages, every operation of RC, {checked} contents verified, in {seconds:.1} s"
+            "PASS: {messages} messages, SEND, WRITE, READ and atomics of RC, {checked} contents verified, in {seconds:.1} s"
         ))?;
         if args.loss.0 > 0.0 {
             out.line(format_args!(

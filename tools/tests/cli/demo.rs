@@ -2,7 +2,7 @@
 
 use crate::common::{as_nobody, run};
 
-/// Every operation of RC that the verbs have.
+/// The operations of RC that the demonstration shows: FLUSH and ATOMIC WRITE are not among them.
 const OPERATIONS: [&str; 8] = [
     "SEND",
     "SEND with immediate",
