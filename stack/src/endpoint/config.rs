@@ -31,6 +31,8 @@ pub struct EndpointConfig {
     pub qp_options: QpOptions,
     /// UDP source ports that the device can send from; empty: any.
     pub source_ports: Vec<u16>,
+    /// Packets that one transmit burst may have, at least 1: fewer than the device allows. 1 turns superframes off.
+    pub segments_max: usize,
 }
 
 impl EndpointConfig {
@@ -48,6 +50,7 @@ impl EndpointConfig {
             pkeys: vec![PKey::DEFAULT],
             qp_options: QpOptions::default(),
             source_ports: Vec::new(),
+            segments_max: usize::MAX,
         }
     }
 }

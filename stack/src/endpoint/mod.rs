@@ -402,9 +402,10 @@ impl Endpoint {
         self.timers.len()
     }
 
-    /// Writes the next burst into `room`. QPs take turns, one packet each.
+    /// Writes the next burst into `room`: packets of one QP. QPs take turns, one burst each.
     pub fn poll_transmit(&mut self, now: Instant, mut room: TxRoom<'_>) -> Option<TxBurst> {
         self.now = now;
+        room.segments_max = room.segments_max.min(self.config.segments_max).max(1);
         while let Some(handle) = self.active.pop_front() {
             let burst = self.with_qp(handle, |qp, cx| qp.poll_transmit(cx, &mut room)).flatten();
             let slot = self.qps.get_mut(handle);

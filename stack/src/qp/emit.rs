@@ -1,12 +1,16 @@
-//! Writing one packet into a device's room.
+//! Writing packets into a device's room: one, or a superframe of equal ones.
 //!
-//! Owns the order: headers, payload, outer headers, ICRC last, over the bytes as they were written.
+//! Owns the order (headers, payload, ICRC last, over the bytes as they were written; the outer headers once, when all
+//! segments are there) and the rule which packets share a burst: those of one flow, all of one length but the last,
+//! which may be shorter. Which packet comes next is the caller's business.
 
 use crate::burst::{Medium, TxBurst, TxRoom};
 use crate::wire::{self, Flow, IpFields, Packet};
 
 /// DF alone, as RoCEv2 sends it.
 const DONT_FRAGMENT: u16 = 0x4000;
+/// Bytes of an IP packet at most, and so of a burst, which crosses the network stack as one.
+const IP_MAX: usize = 65_535;
 
 /// Why a packet was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +21,105 @@ pub(crate) enum EmitError<E> {
     Payload(E),
 }
 
-/// Writes `packet` with `payload_len` bytes that `fill` copies into place. The payload inside `packet` is not used.
+/// A burst that is being written.
+pub(crate) struct BurstWriter<'r, 'b> {
+    room: &'r mut TxRoom<'b>,
+    flow: &'r Flow,
+    /// Bytes of the IP and UDP header in the room.
+    outer_len: usize,
+    /// Bytes from BTH on that the burst may have.
+    limit: usize,
+    /// Bytes of each segment; 0 before the first.
+    segment: usize,
+    segments: usize,
+    /// Bytes of all segments.
+    len: usize,
+}
+
+impl<'r, 'b> BurstWriter<'r, 'b> {
+    /// An empty burst of `flow`.
+    #[inline]
+    pub(crate) fn new(room: &'r mut TxRoom<'b>, flow: &'r Flow) -> Self {
+        let header_len = flow.header_len();
+        let outer_len = match room.medium {
+            Medium::Ip => header_len,
+            Medium::Udp => 0,
+        };
+        let room_for = room.buf.len().saturating_sub(room.headroom + outer_len);
+        // Addresses of two families have no header in common: nothing fits.
+        let room_for = if flow.src.is_ipv4() == flow.dst.is_ipv4() { room_for } else { 0 };
+        Self { outer_len, limit: room_for.min(IP_MAX - header_len), segment: 0, segments: 0, len: 0, room, flow }
+    }
+
+    /// Whether another segment may follow.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        // A last segment that was shorter leaves a remainder.
+        self.segments < self.room.segments_max && self.segment * self.segments == self.len
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments == 0
+    }
+
+    /// Whether `packet` with `payload_len` bytes can be the next segment. The first always can; that there is room for it
+    /// is found when it is written.
+    #[inline]
+    pub(crate) fn takes(&self, packet: &Packet<'_>, payload_len: usize) -> bool {
+        if self.segments == 0 {
+            return true;
+        }
+        let len = wire::segment_len(packet.header_len(), payload_len);
+        self.is_open() && len <= self.segment && self.len + len <= self.limit
+    }
+
+    /// Writes `packet` with `payload_len` bytes that `fill` copies into place. The payload inside `packet` is not used.
+    /// A packet that fails leaves the burst as it was. Only for one that the burst [takes](Self::takes).
+    #[inline]
+    pub(crate) fn push<E>(
+        &mut self,
+        packet: &Packet<'_>,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), EmitError<E>> {
+        let header_len = packet.header_len();
+        let segment = wire::segment_len(header_len, payload_len);
+        if self.len + segment > self.limit {
+            return Err(EmitError::NoRoom);
+        }
+        let begin = self.room.headroom + self.outer_len + self.len;
+        let body = self.room.buf.get_mut(begin..begin + segment).ok_or(EmitError::NoRoom)?;
+        packet.write_headers(payload_len, body).ok_or(EmitError::NoRoom)?;
+        let payload_end = header_len + payload_len;
+        fill(body.get_mut(header_len..payload_end).ok_or(EmitError::NoRoom)?).map_err(EmitError::Payload)?;
+        let id = self.room.ids.id(self.segments);
+        wire::seal(self.flow, IpFields { id, flags_fragment: DONT_FRAGMENT }, body, payload_end);
+        if self.segments == 0 {
+            self.segment = segment;
+        }
+        self.segments += 1;
+        self.len += segment;
+        Ok(())
+    }
+
+    /// The burst, its outer headers written; `None` when nothing was pushed.
+    #[inline]
+    pub(crate) fn finish(self) -> Option<TxBurst> {
+        if self.segments == 0 {
+            return None;
+        }
+        if self.room.medium == Medium::Ip {
+            let begin = self.room.headroom;
+            let outer = self.room.buf.get_mut(begin..begin + self.outer_len)?;
+            wire::write_outer(self.flow, self.room.ids.id(0), self.len, outer)?;
+        }
+        let Self { outer_len, segment, segments, len, .. } = self;
+        Some(TxBurst { flow: *self.flow, len: outer_len + len, segment, segments })
+    }
+}
+
+/// Writes a burst of one packet.
 #[inline]
 pub(crate) fn write_packet<E>(
     room: &mut TxRoom<'_>,
@@ -26,22 +128,7 @@ pub(crate) fn write_packet<E>(
     payload_len: usize,
     fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
 ) -> Result<TxBurst, EmitError<E>> {
-    let header_len = packet.header_len();
-    let segment = wire::segment_len(header_len, payload_len);
-    let outer_len = match room.medium {
-        Medium::Ip => flow.header_len(),
-        Medium::Udp => 0,
-    };
-    let id = room.ids.id(0);
-    let frame = room.buf.get_mut(room.headroom..).ok_or(EmitError::NoRoom)?;
-    let (outer, rest) = frame.split_at_mut_checked(outer_len).ok_or(EmitError::NoRoom)?;
-    let body = rest.get_mut(..segment).ok_or(EmitError::NoRoom)?;
-    packet.write_headers(payload_len, body).ok_or(EmitError::NoRoom)?;
-    let payload_end = header_len + payload_len;
-    fill(body.get_mut(header_len..payload_end).ok_or(EmitError::NoRoom)?).map_err(EmitError::Payload)?;
-    if room.medium == Medium::Ip {
-        wire::write_outer(flow, id, segment, outer).ok_or(EmitError::NoRoom)?;
-    }
-    wire::seal(flow, IpFields { id, flags_fragment: DONT_FRAGMENT }, body, payload_end);
-    Ok(TxBurst { flow: *flow, len: outer_len + segment, segment, segments: 1 })
+    let mut burst = BurstWriter::new(room, flow);
+    burst.push(packet, payload_len, fill)?;
+    burst.finish().ok_or(EmitError::NoRoom)
 }

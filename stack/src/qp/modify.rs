@@ -216,7 +216,7 @@ impl Qp {
                 while r.queue.pop().is_some() {}
                 while r.queue.discard().is_some() {}
             }
-            Sender::Datagram(d) => while d.queue.discard().is_some() {},
+            Sender::Datagram(d) => d.discard(),
         }
         match &mut self.receiver {
             Receiver::Rc(r) => r.reset(),

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::Ident;
 use super::credits::Credits;
 use super::cx::Cx;
-use super::emit::{EmitError, write_packet};
+use super::emit::{BurstWriter, EmitError};
 use super::path::Path;
 use super::progress::{Behind, Progress, Waiting};
 use super::send_queue::{SendQueue, Wqe};
@@ -212,7 +212,9 @@ impl Requester {
         }
     }
 
-    /// Writes the next request packet, if one may go.
+    /// Writes the next request packets, as many as may go and fit one burst.
+    ///
+    /// What fails behind packets that were written fails again, alone, when it is asked for next.
     pub(crate) fn poll_transmit(
         &mut self,
         id: &Ident,
@@ -224,8 +226,51 @@ impl Requester {
             return Ok(None);
         }
         self.rnr_deadline = None;
-        let Some(plan) = self.plan(id, path, cx)? else { return Ok(None) };
-        let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(None) };
+        let mut burst = BurstWriter::new(room, &path.request_flow);
+        loop {
+            match self.append(id, path, cx, &mut burst) {
+                Ok(true) if burst.is_open() => {}
+                Err(failure) if burst.is_empty() => return Err(failure),
+                _ => break,
+            }
+        }
+        Ok(burst.finish())
+    }
+
+    /// Adds the next request packet to the burst; false when none may go, or it does not fit.
+    fn append(
+        &mut self,
+        id: &Ident,
+        path: &Path,
+        cx: &mut Cx<'_>,
+        burst: &mut BurstWriter<'_, '_>,
+    ) -> Result<bool, SendFailure> {
+        let Some(plan) = self.plan(id, path, cx)? else { return Ok(false) };
+        let Some(wqe) = self.queue.window().get(self.cursor) else { return Ok(false) };
+        let (packet, ack_req) = self.packet(&plan, wqe, path);
+        if !burst.takes(&packet, plan.len) {
+            return Ok(false);
+        }
+        let (queue, mrs) = (&self.queue, &*cx.mrs);
+        match burst.push(&packet, plan.len, |out| queue.gather(mrs, id.pd, wqe, plan.offset, out)) {
+            Ok(()) => {
+                self.sent(&plan, ack_req, cx);
+                Ok(true)
+            }
+            Err(EmitError::Payload(_)) => {
+                self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
+                self.fail_poisoned_head().map(|()| false)
+            }
+            Err(EmitError::NoRoom) => {
+                cx.counters.send_err += 1;
+                self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
+                self.fail_poisoned_head().map(|()| false)
+            }
+        }
+    }
+
+    /// The packet of a plan, and whether it asks for an answer.
+    fn packet(&self, plan: &Plan, wqe: &Wqe, path: &Path) -> (Packet<'static>, bool) {
         let psn = self.cursor_psn;
         let unacked_after = psn.plus(plan.psns).distance_from(self.una).unsigned_abs();
         let ack_req = self.service == Service::Rc
@@ -233,36 +278,14 @@ impl Requester {
                 || self.credits.is_limited(&wqe.head.operation)
                 || self.since_ack_req + 1 >= ACK_EVERY
                 || unacked_after >= MAX_UNACKED);
+        let body = Body::Request(Request { service: self.service, op: plan.op, payload: &[] });
         let packet = Packet {
             mig_req: path.mig_req,
             solicited: plan.ends && wqe.head.flags.solicited && takes_solicited(&plan.op),
             ack_req,
-            ..Packet::new(
-                path.dest_qpn,
-                path.pkey,
-                psn,
-                Body::Request(Request { service: self.service, op: plan.op, payload: &[] }),
-            )
+            ..Packet::new(path.dest_qpn, path.pkey, psn, body)
         };
-        let (queue, mrs) = (&self.queue, &*cx.mrs);
-        let written = write_packet(room, &path.request_flow, &packet, plan.len, |out| {
-            queue.gather(mrs, id.pd, wqe, plan.offset, out)
-        });
-        match written {
-            Ok(burst) => {
-                self.sent(&plan, ack_req, cx);
-                Ok(Some(burst))
-            }
-            Err(EmitError::Payload(_)) => {
-                self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
-                self.fail_poisoned_head().map(|()| None)
-            }
-            Err(EmitError::NoRoom) => {
-                cx.counters.send_err += 1;
-                self.queue.poison(self.cursor, WcStatus::LocalQpOperation, FailureKind::Unsendable);
-                self.fail_poisoned_head().map(|()| None)
-            }
-        }
+        (packet, ack_req)
     }
 
     /// A poisoned work request fails once it is the oldest.

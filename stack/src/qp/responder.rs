@@ -8,7 +8,7 @@ use super::answers::{Answer, Answers, MAX_ANSWERS, ReadAnswer};
 use super::assembly::{Assembly, Flush, Refusal};
 use super::credits::code_for;
 use super::cx::Cx;
-use super::emit::{EmitError, write_packet};
+use super::emit::{BurstWriter, EmitError};
 use super::path::Path;
 use super::rnr::RnrPace;
 use crate::burst::{TxBurst, TxRoom};
@@ -366,7 +366,8 @@ impl Responder {
         !self.answers.is_empty()
     }
 
-    /// Writes the next answer packet. The flag says that the QP fails: a region of an announced READ is gone.
+    /// Writes the next answer packets, as many as fit one burst. The flag says that the QP fails: a region of an announced
+    /// READ is gone.
     pub(crate) fn poll_transmit(
         &mut self,
         id: &Ident,
@@ -375,28 +376,30 @@ impl Responder {
         room: &mut TxRoom<'_>,
     ) -> (Option<TxBurst>, bool) {
         let mut failed = false;
-        // Each round sends the front, drops it, or puts a NAK in place of everything.
-        for _ in 0..MAX_ANSWERS + 2 {
-            let Some(answer) = self.answers.front() else { return (None, failed) };
-            match write_answer(&answer, self.ack_syndrome(), id, path, cx, room) {
-                Ok(burst) => {
-                    self.answers.sent_one();
-                    return (Some(burst), failed);
-                }
+        let mut burst = BurstWriter::new(room, &path.flow);
+        // Each failure drops the front, or puts a NAK in place of everything; where not even that has room, an end is made.
+        let mut failures = 0;
+        while (burst.is_empty() || burst.is_open()) && failures < MAX_ANSWERS + 2 {
+            let Some(answer) = self.answers.front() else { break };
+            match write_answer(&answer, self.ack_syndrome(), id, path, cx, &mut burst) {
+                Ok(true) => self.answers.sent_one(),
+                Ok(false) => break,
                 // The peer had its answer, or it would still stand in the queue: that the region is gone by now, perhaps
                 // by the peer's own wish, is no violation.
                 Err(_) if self.answers.front_is_repeat() => {
+                    failures += 1;
                     self.answers.drop_front();
                     cx.counters.count_drop(DropReason::ForgottenDuplicate);
                 }
                 Err(psn) => {
+                    failures += 1;
                     failed = true;
                     cx.counters.sent_access_err += 1;
                     self.answers.abort(psn, Syndrome::Nak(NakCode::RemoteAccessError), self.msn);
                 }
             }
         }
-        (None, failed)
+        (burst.finish(), failed)
     }
 }
 
@@ -411,15 +414,16 @@ fn flush_range<'a>(feth: &Feth, reth: &Reth, id: &Ident, cx: &'a Cx<'_>) -> Resu
     cx.mrs.flush_range(id.pd, id.handle, reth.rkey, reth.addr, reth.length, scope, rights).map_err(|_| Refusal::ACCESS)
 }
 
-/// Writes one packet of `answer`; fails with its PSN when its data cannot be read any more.
+/// Adds one packet of `answer` to the burst; false when it does not fit. Fails with its PSN when its data cannot be read
+/// any more.
 fn write_answer(
     answer: &Answer,
     ack: Syndrome,
     id: &Ident,
     path: &Path,
     cx: &mut Cx<'_>,
-    room: &mut TxRoom<'_>,
-) -> Result<TxBurst, Psn> {
+    burst: &mut BurstWriter<'_, '_>,
+) -> Result<bool, Psn> {
     let (psn, op, data) = match answer {
         Answer::Acknowledge(psn, aeth) => {
             let syndrome = if matches!(aeth.syndrome, Syndrome::Ack { .. }) { ack } else { aeth.syndrome };
@@ -439,14 +443,17 @@ fn write_answer(
     let len = data.map_or(0, |(_, _, len)| len);
     let body = Body::Response(Response { op, payload: &[] });
     let packet = Packet { mig_req: path.mig_req, ..Packet::new(path.dest_qpn, path.pkey, psn, body) };
+    if !burst.takes(&packet, len) {
+        return Ok(false);
+    }
     let mrs = &*cx.mrs;
-    let written = write_packet(room, &path.flow, &packet, len, |out| match data {
+    let written = burst.push(&packet, len, |out| match data {
         Some((read, offset, len)) if len > 0 => mrs
             .remote(id.pd, id.handle, read.rkey, read.addr.wrapping_add(offset), len as u64, AccessFlags::REMOTE_READ)
             .and_then(|span| span.read(out)),
         _ => Ok(()),
     });
-    written.map_err(|e| {
+    written.map(|()| true).map_err(|e| {
         cx.counters.send_err += u64::from(matches!(e, EmitError::NoRoom));
         psn
     })

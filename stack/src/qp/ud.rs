@@ -6,14 +6,14 @@ use core::net::IpAddr;
 
 use super::Ident;
 use super::assembly::ReceiveQueue;
-use super::cx::Cx;
-use super::emit::{EmitError, write_packet};
+use super::cx::{Ah, Cx};
+use super::emit::{BurstWriter, EmitError};
 use super::requester::SendFailure;
-use super::send_queue::{SendQueue, Wqe};
+use super::send_queue::{SendQueue, Wqe, wc_opcode};
 use crate::burst::{TxBurst, TxRoom, choose_source_port};
 use crate::counters::DropReason;
 use crate::types::{Imm, PKey, PathMtu, Psn, QKey};
-use crate::verbs::{FailureKind, Operation, WcData, WcOpcode, WcStatus, WorkCompletion};
+use crate::verbs::{FailureKind, Operation, SendHead, UdDestination, WcData, WcOpcode, WcStatus, WorkCompletion};
 use crate::wire::{self, Body, Datagram, Flow, IpFields, Packet};
 
 /// Bytes before the payload of a received datagram.
@@ -49,7 +49,9 @@ impl DatagramSender {
         self.psn
     }
 
-    /// Writes the next datagram and completes it.
+    /// Writes the next datagrams, as many as go the same way and fit one burst, and completes them.
+    ///
+    /// What fails behind datagrams that were written fails again, alone, when it is asked for next.
     pub(crate) fn poll_transmit(
         &mut self,
         id: &Ident,
@@ -57,18 +59,42 @@ impl DatagramSender {
         cx: &mut Cx<'_>,
         room: &mut TxRoom<'_>,
     ) -> Result<Option<TxBurst>, SendFailure> {
+        let Some(first) = self.next() else { return Ok(None) };
+        let flow = flow_of(&first, id, cx)?.0;
+        let mut burst = BurstWriter::new(room, &flow);
+        loop {
+            match self.append(id, with, cx, &flow, &mut burst) {
+                Ok(true) if burst.is_open() => {}
+                Err(failure) if burst.is_empty() => return Err(failure),
+                _ => break,
+            }
+        }
+        Ok(burst.finish())
+    }
+
+    /// The work request whose turn it is: the only one in the window.
+    fn next(&mut self) -> Option<Wqe> {
+        if let Some(wqe) = self.queue.window().front() {
+            return Some(*wqe);
+        }
         // The one packet of a datagram; the size of the path does not matter here.
-        let Some(wqe) = self.queue.pull(self.psn, PathMtu::B4096).copied() else { return Ok(None) };
-        let fail = |status, kind| SendFailure { status, kind, psn: wqe.first };
-        let Some(destination) = wqe.head.destination else {
-            return Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable));
-        };
-        let Some(ah) = cx.ahs.get(destination.ah).filter(|ah| ah.pd == id.pd).copied() else {
-            return Err(fail(WcStatus::LocalQpOperation, FailureKind::Unsendable));
-        };
-        let formula = || choose_source_port(cx.source_ports, wire::datagram_source_port(id.qpn));
-        let src_port = ah.source_port.unwrap_or_else(formula);
-        let flow = Flow { src_port, ..ah.flow };
+        self.queue.pull(self.psn, PathMtu::B4096).copied()
+    }
+
+    /// Adds the next datagram to a burst of `flow`; false when there is none, or it does not fit.
+    fn append(
+        &mut self,
+        id: &Ident,
+        with: DatagramHeader,
+        cx: &mut Cx<'_>,
+        flow: &Flow,
+        burst: &mut BurstWriter<'_, '_>,
+    ) -> Result<bool, SendFailure> {
+        let Some(wqe) = self.next() else { return Ok(false) };
+        let (own, ah, destination) = flow_of(&wqe, id, cx)?;
+        if own != *flow {
+            return Ok(false);
+        }
         let imm = match wqe.head.operation {
             Operation::SendImm(imm) => Some(imm),
             _ => None,
@@ -82,13 +108,16 @@ impl DatagramSender {
         };
         let (queue, mrs) = (&self.queue, &*cx.mrs);
         let len = wqe.head.length as usize;
-        let written = write_packet(room, &flow, &packet, len, |out| queue.gather(mrs, id.pd, &wqe, 0, out));
-        match written {
-            Ok(burst) => {
+        if !burst.takes(&packet, len) {
+            return Ok(false);
+        }
+        let fail = |status, kind| SendFailure { status, kind, psn: wqe.first };
+        match burst.push(&packet, len, |out| queue.gather(mrs, id.pd, &wqe, 0, out)) {
+            Ok(()) => {
                 self.psn = self.psn.next();
                 cx.counters.rdma_sends += 1;
                 self.complete(&wqe, id, cx);
-                Ok(Some(burst))
+                Ok(true)
             }
             Err(EmitError::Payload(_)) => Err(fail(WcStatus::LocalProtection, FailureKind::LocalElement)),
             Err(EmitError::NoRoom) => {
@@ -115,13 +144,37 @@ impl DatagramSender {
         self.flush(id, cx);
     }
 
+    /// Forgets everything posted, without completions (RESET).
+    pub(crate) fn discard(&mut self) {
+        while self.queue.pop().is_some() || self.queue.discard().is_some() {}
+    }
+
     pub(crate) fn flush(&mut self, id: &Ident, cx: &mut Cx<'_>) {
+        // One that was taken up and had no place in the last burst.
+        while let Some(wqe) = self.queue.pop() {
+            complete_flushed(&wqe.head, id, cx);
+        }
         while let Some(head) = self.queue.discard() {
-            let (status, kind) = (WcStatus::WorkRequestFlushed, FailureKind::Flushed as u32);
-            let opcode = super::send_queue::wc_opcode(&head.operation);
-            cx.complete(id.send_cq, WorkCompletion { opcode, ..id.completion(head.wr_id, status, kind) });
+            complete_flushed(&head, id, cx);
         }
     }
+}
+
+/// The way of a datagram, with its address handle and destination.
+fn flow_of(wqe: &Wqe, id: &Ident, cx: &Cx<'_>) -> Result<(Flow, Ah, UdDestination), SendFailure> {
+    let (status, kind) = (WcStatus::LocalQpOperation, FailureKind::Unsendable);
+    let failure = SendFailure { status, kind, psn: wqe.first };
+    let destination = wqe.head.destination.ok_or(failure)?;
+    let ah = cx.ahs.get(destination.ah).filter(|ah| ah.pd == id.pd).copied().ok_or(failure)?;
+    let formula = || choose_source_port(cx.source_ports, wire::datagram_source_port(id.qpn));
+    let src_port = ah.source_port.unwrap_or_else(formula);
+    Ok((Flow { src_port, ..ah.flow }, ah, destination))
+}
+
+fn complete_flushed(head: &SendHead, id: &Ident, cx: &mut Cx<'_>) {
+    let (status, kind) = (WcStatus::WorkRequestFlushed, FailureKind::Flushed as u32);
+    let opcode = wc_opcode(&head.operation);
+    cx.complete(id.send_cq, WorkCompletion { opcode, ..id.completion(head.wr_id, status, kind) });
 }
 
 fn is_gsi(id: &Ident) -> bool {
