@@ -23,6 +23,7 @@ mod sim_exchange;
 mod sim_plan;
 mod sim_random;
 mod sim_world;
+mod superframes;
 mod tidy;
 mod verbs_program;
 mod verbs_table;

@@ -142,6 +142,11 @@ impl Endpoint {
         &self.config
     }
 
+    /// Packets that one transmit burst may have from now on, at least 1 (superframes off); fewer where the device says so.
+    pub fn set_segments_max(&mut self, segments: usize) {
+        self.config.segments_max = segments;
+    }
+
     /// Counters of the port: the sum over its QPs, those that are gone, and what belonged to none.
     #[must_use]
     pub fn counters(&self) -> Counters {
