@@ -69,6 +69,13 @@ impl Buffer {
         Ok(self.region.write(offset, bytes)?)
     }
 
+    /// The byte at `offset`, without a detour over the heap.
+    pub(crate) fn byte(&self, offset: usize) -> Result<u8, Failure> {
+        let mut out = [0];
+        self.region.read(offset, &mut out)?;
+        Ok(out[0])
+    }
+
     /// Copies bytes out.
     pub(crate) fn read(&self, offset: usize, len: usize) -> Result<Vec<u8>, Failure> {
         let mut out = vec![0; len];

@@ -100,6 +100,9 @@ pub(crate) struct Latency {
     /// Standard deviation.
     #[serde(rename = "t_stdev")]
     pub deviation: f64,
+    /// 90 of 100 are not longer.
+    #[serde(rename = "t_90_percentile")]
+    pub p90: f64,
     /// 99 of 100 are not longer.
     #[serde(rename = "t_99_percentile")]
     pub p99: f64,
@@ -142,6 +145,7 @@ impl Latencies {
             typical: self.percentile(50.0) / share,
             average,
             deviation: self.0.stdev() / 1e3 / share,
+            p90: self.percentile(90.0) / share,
             p99: self.percentile(99.0) / share,
             p999: self.percentile(99.9) / share,
             per_second: if average > 0.0 { 1e6 / average } else { 0.0 },

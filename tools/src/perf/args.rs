@@ -3,6 +3,7 @@
 //! Owns the command line. Never measures.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,10 @@ use crate::exit::Failure;
 pub(super) const ATOMIC: u64 = 8;
 /// Sizes of `-a`: 2^1 to 2^23, as perftest.
 const ALL_SIZES: core::ops::RangeInclusive<u32> = 1..=23;
+/// Work requests posted in one call at most.
+pub(super) const POST_LIST_MAX: u32 = 64;
+/// Send queue of a latency test.
+pub(super) const LATENCY_QUEUE: u32 = 64;
 /// Largest message.
 const SIZE_MAX: u64 = super::side::SIZE_MAX;
 
@@ -68,6 +73,18 @@ impl Atomic {
             Self::CmpAndSwap => "CMP_AND_SWAP",
         }
     }
+}
+
+/// How a side waits for completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Wait {
+    /// Polls without a pause
+    Spin,
+    /// Polls for a little while, then sleeps
+    Adaptive,
+    /// Sleeps as soon as nothing is there
+    Block,
 }
 
 /// Unit of bandwidths.
@@ -155,16 +172,30 @@ pub(crate) struct PerfArgs {
     /// All sizes from 2 to 2^23
     #[arg(short, long, conflicts_with_all = ["size", "duration"])]
     all: bool,
-    /// Run for this many seconds
-    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub(super) duration: Option<u32>,
+    /// These sizes, one after the other
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["size", "all"])]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=SIZE_MAX))]
+    sizes: Vec<u64>,
+    /// Run for this many seconds a size, at least 0.01
+    #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = seconds)]
+    pub(super) duration: Option<Duration>,
     /// Both sides send
     #[arg(short, long)]
     pub(super) bidirectional: bool,
     /// Connection type
     #[arg(short, long, default_value = "RC", value_parser = ["RC"])]
     connection: String,
+    /// Work requests posted in one call
+    #[arg(short = 'l', long = "post_list", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(POST_LIST_MAX)))]
+    pub(super) post_list: u32,
+    /// How to wait for completions [default: spin; a bandwidth test's server: adaptive]. A WRITE latency test that does not
+    /// spin sends immediate data along: memory alone wakes nobody
+    #[arg(long)]
+    pub(super) wait: Option<Wait>,
+    /// Check the content of messages: that of the last one measured, and of further ones after each size
+    #[arg(long)]
+    pub(super) verify: bool,
     /// Send up to this many bytes inline
     #[arg(short = 'I', long = "inline_size", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=512))]
     pub(super) inline: u32,
@@ -203,6 +234,11 @@ pub(crate) struct PerfArgs {
     pub(super) out_json_file: PathBuf,
 }
 
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|s| (0.01..=86_400.0).contains(s));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a number of seconds, from 0.01 to 86400".into())
+}
+
 fn mtu(text: &str) -> Result<u32, String> {
     let bytes = text.parse::<usize>().ok().and_then(PathMtu::from_bytes);
     let bytes = bytes.and_then(|m| u32::try_from(m.bytes()).ok());
@@ -217,6 +253,9 @@ impl PerfArgs {
         }
         if self.all {
             return ALL_SIZES.map(|e| 1 << e).collect();
+        }
+        if !self.sizes.is_empty() {
+            return self.sizes.clone();
         }
         let default = if self.direction == Direction::Bw { 65_536 } else { 2 };
         vec![self.size.unwrap_or(default)]
@@ -235,9 +274,20 @@ impl PerfArgs {
         if self.duration.is_some() { self.tx_depth } else { self.tx_depth.min(clamp(self.iterations())) }
     }
 
+    /// Work requests that a send queue has room for. A latency test has one message under way and yet completions for few.
+    pub(super) fn queue(&self) -> u32 {
+        if self.direction == Direction::Lat { LATENCY_QUEUE } else { self.depth() }
+    }
+
     /// Sends that share a completion.
     pub(super) fn moderation(&self) -> u32 {
         self.cq_mod.min(self.depth())
+    }
+
+    /// How this side waits: the client of any test and both sides of a ping-pong are in a hurry.
+    pub(super) fn wait(&self, is_client: bool) -> Wait {
+        let hurries = is_client || (self.direction == Direction::Lat && !self.operation.is_one_sided_fetch());
+        self.wait.unwrap_or(if hurries { Wait::Spin } else { Wait::Adaptive })
     }
 
     /// READs and atomics outstanding a QP.
@@ -256,6 +306,11 @@ impl PerfArgs {
         if self.gbits { Unit::Gbit } else { Unit::MiB }
     }
 
+    /// Whether WRITEs of a ping-pong carry immediate data: who sleeps does not look at memory.
+    pub(super) fn is_announced(&self) -> bool {
+        self.direction == Direction::Lat && self.operation == Operation::Write && self.wait(true) != Wait::Spin
+    }
+
     /// Combinations that the flags allow one by one and that mean nothing together.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let usage = |what: &str| Err(Failure::Usage(what.into()));
@@ -267,6 +322,12 @@ impl PerfArgs {
         }
         if self.bidirectional && self.duration.is_some() {
             return usage("-b counts messages; leave -D out");
+        }
+        if self.verify && (self.bidirectional || self.operation == Operation::Atomic) {
+            return usage("--verify is for send, write and read in one direction");
+        }
+        if self.operation == Operation::Atomic && !self.sizes.is_empty() {
+            return usage("an atomic has 8 bytes; leave --sizes out");
         }
         if self.operation == Operation::Atomic && (self.all || self.size.is_some_and(|s| s != ATOMIC)) {
             return usage("an atomic has 8 bytes; leave -s and -a out");

@@ -151,6 +151,7 @@ mod tests {
             typical: 7206.34,
             average: 7263.06,
             deviation: 1350.30,
+            p90: 9369.63,
             p99: 9369.63,
             p999: 9369.63,
             per_second: 0.0,

@@ -4,13 +4,15 @@
 //! Owns the order of a test. The other side is `uroce perf`, too: perftest's own exchange is not spoken.
 
 mod args;
+mod content;
 mod layout;
+mod run;
 mod side;
 mod wire;
 
 use core::net::{IpAddr, SocketAddr};
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::Serialize;
 use uroce::types::{AckTimeout, Gid, PathMtu, Qpn};
@@ -19,9 +21,10 @@ use uroce_cm::id::IdOptions;
 use uroce_cm::{ConnParam, IdEvent, IdHandle};
 
 pub(crate) use self::args::PerfArgs;
-use self::args::{Bare, Direction, Operation};
+use self::args::{Bare, Direction, Operation, Wait};
 use self::layout::End;
-use self::side::{Heard, Plan, Side};
+use self::run::CHECKED_MESSAGES;
+use self::side::{Heard, Needs, Plan, SLICE, Side};
 use self::wire::{Control, Hello};
 use crate::conn::Connections;
 use crate::device_arg::DeviceArg;
@@ -30,8 +33,8 @@ use crate::node::{self, Handle, Node};
 use crate::report::Output;
 use crate::stats::{Bandwidth, Latencies, Latency, Mark};
 
-/// How long the server sleeps between two looks at its connections.
-const SLICE: Duration = Duration::from_millis(50);
+/// Contents that are checked after each size, beside that of the messages that were measured.
+const CHECKED_CONTENTS: u64 = 4;
 /// QPs of one test at most.
 const QPS_MAX: u8 = 64;
 
@@ -48,7 +51,7 @@ pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     }
     let mut node = Node::open(&device)?;
     let v = node.verbs();
-    let mut test = Test::new(args, device, v, out)?;
+    let mut test = Test::new(args, device, args.host.is_some(), v, out)?;
     let done = match &args.host {
         Some(host) => node::resolve(host).and_then(|host| test.client(v, host)),
         None => test.server(v),
@@ -65,7 +68,7 @@ fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     let (listening, ready) = std::sync::mpsc::channel();
     std::thread::spawn(move || -> Result<(), Failure> {
         let (v, mut mute) = (far.verbs(), Output::mute());
-        let mut test = Test::new(&theirs, DeviceArg::Loop, v, &mut mute)?;
+        let mut test = Test::new(&theirs, DeviceArg::Loop, false, v, &mut mute)?;
         test.listen(v)?;
         // The client waits for this word, so it is there.
         let _ = listening.send(());
@@ -73,7 +76,7 @@ fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     });
     ready.recv().map_err(|_| Failure::failed("the other end did not start"))?;
     let v = near.verbs();
-    Test::new(args, DeviceArg::Loop, v, out)?.client(v, there)
+    Test::new(args, DeviceArg::Loop, true, v, out)?.client(v, there)
 }
 
 struct Test<'a> {
@@ -81,6 +84,9 @@ struct Test<'a> {
     device: DeviceArg,
     gid_index: u8,
     gid: Gid,
+    is_client: bool,
+    /// WRITEs of a ping-pong carry immediate data, so that they wake a peer that sleeps.
+    announced: bool,
     connections: Connections,
     ids: Vec<IdHandle>,
     out: &'a mut Output,
@@ -95,23 +101,41 @@ enum Figures {
 }
 
 impl<'a> Test<'a> {
-    fn new(args: &'a PerfArgs, device: DeviceArg, v: &mut Handle, out: &'a mut Output) -> Result<Self, Failure> {
+    fn new(
+        args: &'a PerfArgs,
+        device: DeviceArg,
+        is_client: bool,
+        v: &mut Handle,
+        out: &'a mut Output,
+    ) -> Result<Self, Failure> {
         let (gid_index, gid) = node::gid(&v.query_gids(), args.gid_index)?;
-        Ok(Self { args, device, gid_index, gid, connections: Connections::new(v)?, ids: Vec::new(), out })
+        let (announced, connections) = (args.is_announced(), Connections::new(v)?);
+        Ok(Self { args, device, gid_index, gid, is_client, announced, connections, ids: Vec::new(), out })
     }
 
-    fn plan(&self, size: u64) -> Plan {
+    fn plan(&self, size: u64, seed: u64) -> Plan {
         let args = self.args;
+        let is_ping_pong = args.direction == Direction::Lat && !args.operation.is_one_sided_fetch();
         Plan {
             operation: args.operation,
+            is_ping_pong,
+            announced: self.announced,
             atomic: args.atomic,
             size: usize::try_from(size).unwrap_or(0),
             messages: args.iterations(),
-            duration: args.duration.map(|s| Duration::from_secs(s.into())),
+            duration: args.duration,
             depth: args.depth(),
             moderation: args.moderation(),
             inline: usize::try_from(args.inline).unwrap_or(0),
+            list: usize::try_from(args.post_list).unwrap_or(1),
+            seed,
         }
+    }
+
+    fn needs(&self, qps: u8, rx_depth: u32, size_max: u64) -> Needs {
+        let (args, queue) = (self.args, self.args.queue());
+        let (operation, inline, wait) = (args.operation, args.inline, args.wait(self.is_client));
+        Needs { operation, qps, queue, rx_depth, inline, size_max, wait }
     }
 
     /// perftest's text is for people and their scripts; `--output` wants one number alone.
@@ -129,28 +153,21 @@ impl<'a> Test<'a> {
         let sizes = args.sizes();
         let largest = sizes.iter().copied().max().unwrap_or(1);
         let qps = u8::try_from(args.qps).unwrap_or(1);
-        let mut side = Side::new(v, args.operation, qps, args.depth(), args.rx_depth, args.inline, largest)?;
+        let mut side = Side::new(v, &self.needs(qps, args.rx_depth, largest))?;
         let ends = self.connect(v, &mut side, server, largest)?;
         self.preamble(v, &ends)?;
         let mut results = Vec::new();
+        // Of the contents that are checked, no two are alike.
+        let mut seeds = 1..;
         for size in sizes {
-            let plan = self.plan(size);
-            side.clear(plan.size)?;
-            side.tell(v, &Control::Start { size, messages: plan.messages })?;
-            side.expect_ready(v)?;
-            let begin = Instant::now();
-            let figures = match args.direction {
-                Direction::Lat => self.latency(v, &mut side, &plan)?,
-                Direction::Bw if args.bidirectional => {
-                    let done = side.blast(v, &plan)?.last().map_or(0, |m| m.messages);
-                    // The server answers once its own messages are through as well.
-                    side.tell(v, &Control::Stop(String::new()))?;
-                    side.expect_ready(v)?;
-                    let both = [Mark { messages: 2 * done, at: begin.elapsed() }];
-                    Figures::Bandwidth(Bandwidth::of(size, &both, args.peak_window()))
+            let plan = self.plan(size, if args.verify { seeds.next().unwrap_or(1) } else { 0 });
+            let figures = self.measure(v, &mut side, &plan)?;
+            if args.verify && args.direction == Direction::Bw {
+                for seed in seeds.by_ref().take(CHECKED_CONTENTS as usize) {
+                    let few = Plan { seed, messages: CHECKED_MESSAGES, duration: None, ..plan };
+                    exchange(v, &mut side, &few, |v, side| side.blast(v, &few))?;
                 }
-                Direction::Bw => Figures::Bandwidth(Bandwidth::of(size, &side.blast(v, &plan)?, args.peak_window())),
-            };
+            }
             let row = self.row(&figures);
             side.tell(v, &Control::Stop(row.clone()))?;
             side.expect_ready(v)?;
@@ -162,6 +179,28 @@ impl<'a> Test<'a> {
             self.connections.disconnect(v, id)?;
         }
         self.results(&results)
+    }
+
+    fn measure(&self, v: &mut Handle, side: &mut Side, plan: &Plan) -> Result<Figures, Failure> {
+        let (args, size) = (self.args, plan.size as u64);
+        match args.direction {
+            Direction::Lat => exchange(v, side, plan, |v, side| self.latency(v, side, plan)),
+            Direction::Bw if args.bidirectional => {
+                let mut begin = Instant::now();
+                let marks = exchange(v, side, plan, |v, side| {
+                    begin = Instant::now();
+                    side.blast(v, plan)
+                })?;
+                // The server answered once its own messages were through as well.
+                let messages = 2 * marks.last().map_or(0, |m| m.messages);
+                let both = [Mark { messages, at: begin.elapsed() }];
+                Ok(Figures::Bandwidth(Bandwidth::of(size, &both, args.peak_window())))
+            }
+            Direction::Bw => {
+                let marks = exchange(v, side, plan, |v, side| side.blast(v, plan))?;
+                Ok(Figures::Bandwidth(Bandwidth::of(size, &marks, args.peak_window())))
+            }
+        }
     }
 
     fn connect(
@@ -181,7 +220,7 @@ impl<'a> Test<'a> {
         for index in 0..side.qps.len() {
             let qp = side.qps[index];
             let id = self.connections.prepare(v, Some(self.gid.ip()), server, options, qp)?;
-            side.post_receives(v, index, Side::receives(args.operation, args.rx_depth))?;
+            side.post_receives(v, index)?;
             let accepted = self.connections.connect(v, id, server, &param)?;
             let memory = wire::memory_from_bytes(&accepted.private_data);
             side.peers[index] = memory.ok_or_else(|| Failure::failed("the server did not say where its memory is"))?;
@@ -280,10 +319,10 @@ impl<'a> Test<'a> {
     /// Serves one client, from its request to its leave.
     fn serve_one(&mut self, v: &mut Handle) -> Result<(), Failure> {
         let (hello, first) = self.welcome(v)?;
+        self.announced = hello.announced;
         let qps = hello.qps.clamp(1, QPS_MAX);
         let receives = hello.rx_depth.clamp(1, 16_384);
-        let args = self.args;
-        let mut side = Side::new(v, args.operation, qps, args.depth(), receives, args.inline, hello.size_max)?;
+        let mut side = Side::new(v, &self.needs(qps, receives, hello.size_max))?;
         let mut ends = Vec::new();
         let mut request = first;
         for index in 0..side.qps.len() {
@@ -293,7 +332,7 @@ impl<'a> Test<'a> {
             let theirs = Hello::from_bytes(&request.param.private_data).map_or(hello.memory, |h| h.memory);
             let qp = side.qps[index];
             self.connections.attach(v, request.id, qp)?;
-            side.post_receives(v, index, Side::receives(args.operation, receives))?;
+            side.post_receives(v, index)?;
             side.peers[index] = theirs;
             let memory = wire::memory_to_bytes(side.memory());
             let param = self.param(&memory);
@@ -331,29 +370,46 @@ impl<'a> Test<'a> {
     /// Does what the client asks for until it disconnects. Returns the rows that it told.
     fn serve(&mut self, v: &mut Handle, side: &mut Side, hello: &Hello) -> Result<Vec<String>, Failure> {
         let mut rows = Vec::new();
+        let mut looked = Instant::now();
+        // Of the messages that are under way.
+        let mut plan = None;
         loop {
-            let mut control = match side.next(v, SLICE)? {
+            let mut control = match side.next(v)? {
                 Heard::Control(control) => Some(control),
                 Heard::Over => return Ok(rows),
-                Heard::Nothing if self.over(v)? => return Ok(rows),
+                Heard::Nothing if looked.elapsed() >= SLICE => {
+                    if self.over(v)? {
+                        return Ok(rows);
+                    }
+                    looked = Instant::now();
+                    None
+                }
                 _ => None,
             };
-            if let Some(Control::Start { size, messages }) = control {
+            if let Some(Control::Start { size, messages, seed }) = control {
                 if size == 0 || size > hello.size_max {
                     return Err(Failure::Failed(format!("the client wants {size} bytes, and announced less")));
                 }
-                let plan = Plan { messages, duration: None, ..self.plan(size) };
-                side.clear(plan.size)?;
+                let started = Plan { messages, duration: None, ..self.plan(size, seed) };
+                side.lay_out(&started)?;
                 side.tell(v, &Control::Ready)?;
                 control = None;
-                if hello.direction == Direction::Lat && !plan.operation.is_one_sided_fetch() {
-                    control = Some(side.echo(v, &plan)?);
+                if started.is_ping_pong {
+                    side.watch_awake(&started);
+                    control = Some(side.echo(v, &started)?);
                 } else if hello.bidirectional {
-                    side.blast(v, &plan)?;
+                    side.blast(v, &started)?;
                 }
+                plan = Some(started);
             }
             if let Some(Control::Stop(row)) = control {
-                side.tell(v, &Control::Ready)?;
+                // What a READ brought is at the client.
+                let sent = plan.take().filter(|plan| plan.operation != Operation::Read);
+                let answer = match sent.map(|plan| side.difference(&plan)).transpose()?.flatten() {
+                    Some(at) => Control::Differs(at),
+                    None => Control::Ready,
+                };
+                side.tell(v, &answer)?;
                 if !row.is_empty() {
                     self.text(&row)?;
                     rows.push(row);
@@ -367,6 +423,27 @@ impl<'a> Test<'a> {
             Some(id) => self.connections.is_over(v, id),
             None => Ok(true),
         }
+    }
+}
+
+/// What the client does of one size: announces it, lets `run` move the messages, and has both sides look at what came.
+fn exchange<T>(
+    v: &mut Handle,
+    side: &mut Side,
+    plan: &Plan,
+    run: impl FnOnce(&mut Handle, &mut Side) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    side.lay_out(plan)?;
+    side.tell(v, &Control::Start { size: plan.size as u64, messages: plan.messages, seed: plan.seed })?;
+    side.expect_ready(v)?;
+    let done = run(v, side)?;
+    side.tell(v, &Control::Stop(String::new()))?;
+    side.expect_ready(v)?;
+    // A ping-pong and a READ bring something here, too.
+    let brings = plan.is_ping_pong || plan.operation == Operation::Read;
+    match side.difference(plan)?.filter(|_| brings) {
+        Some(at) => Err(side::differs(at)),
+        None => Ok(done),
     }
 }
 
@@ -405,6 +482,8 @@ struct Info {
     #[serde(rename = "TX_depth")]
     depth: u32,
     bidirectional: bool,
+    wait: Wait,
+    verified: bool,
 }
 
 impl Info {
@@ -417,6 +496,8 @@ impl Info {
             connection: "RC",
             depth: args.depth(),
             bidirectional: args.bidirectional,
+            wait: args.wait(true),
+            verified: args.verify,
         }
     }
 }

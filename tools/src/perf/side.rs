@@ -1,6 +1,6 @@
-//! One side of a test: its QPs, memory and the loops that move messages.
+//! One side of a test: its QPs and memory, and what it hears.
 //!
-//! Owns posting and completion. Never prints.
+//! Owns receives, completions and control messages; `run` has the loops that move messages. Never prints.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,17 @@ use uroce::verbs::{
     Remote, SendFlags, SendWr, WcData, WcOpcode, WcStatus, WorkCompletion,
 };
 
-use super::args::{ATOMIC, Atomic, Operation};
+use super::args::{Atomic, Operation, Wait};
 use super::wire::{CONTROL_MAX, Control};
 use crate::exit::Failure;
 use crate::node::Handle;
 use crate::rdma::{self, Buffer, Poller};
-use crate::stats::Mark;
 use crate::stop;
 
+/// Longest sleep between two looks at the connections and at signals.
+pub(super) const SLICE: Duration = Duration::from_millis(50);
 /// How long nothing may complete.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Work request of a control message.
 const CONTROL_WR: u64 = u64::MAX;
 /// Receives of a QP whose test needs none: for control messages.
@@ -30,6 +31,10 @@ pub(super) const SIZE_MAX: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub operation: Operation,
+    /// One message at a time, there and back.
+    pub is_ping_pong: bool,
+    /// A WRITE carries immediate data, so that it makes a completion at the peer.
+    pub announced: bool,
     pub atomic: Atomic,
     pub size: usize,
     /// Messages a QP; with a duration, however many fit.
@@ -38,6 +43,10 @@ pub(super) struct Plan {
     pub depth: u32,
     pub moderation: u32,
     pub inline: usize,
+    /// Work requests posted in one call.
+    pub list: usize,
+    /// Of the content; 0 where none is checked.
+    pub seed: u64,
 }
 
 /// What a poll brought.
@@ -57,26 +66,37 @@ pub(super) struct Side {
     pub qps: Vec<QpHandle>,
     pub peers: Vec<Remote>,
     poller: Poller,
-    buffer: Buffer,
+    pub(super) buffer: Buffer,
     control: Buffer,
     /// Where receives and the peer's WRITEs land.
-    landing: usize,
+    pub(super) landing: usize,
     room: usize,
+    pub(super) wait: Wait,
+    /// Receives of each QP, and how many of them are to be posted again.
+    receives: u32,
+    owed: Vec<u32>,
     /// A control message that came while messages were under way.
-    left: Option<Control>,
+    pub(super) left: Option<Control>,
+}
+
+/// What a side is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    pub operation: Operation,
+    pub qps: u8,
+    /// Work requests of a send queue.
+    pub queue: u32,
+    pub rx_depth: u32,
+    pub inline: u32,
+    /// Bytes of the largest message.
+    pub size_max: u64,
+    pub wait: Wait,
 }
 
 impl Side {
-    /// Makes `qps` QPs, not connected. Buffers hold messages of `size_max`.
-    pub(super) fn new(
-        v: &mut Handle,
-        operation: Operation,
-        qps: u8,
-        depth: u32,
-        rx_depth: u32,
-        inline: u32,
-        size_max: u64,
-    ) -> Result<Self, Failure> {
+    /// Makes the QPs, not connected.
+    pub(super) fn new(v: &mut Handle, needs: &Needs) -> Result<Self, Failure> {
+        let Needs { operation, qps, queue, inline, size_max, wait, .. } = *needs;
         if size_max > SIZE_MAX {
             return Err(Failure::Usage(format!("messages of more than {SIZE_MAX} bytes are not measured")));
         }
@@ -85,12 +105,12 @@ impl Side {
         let pd = v.alloc_pd()?;
         let buffer = Buffer::new(v, pd, 2 * room, AccessFlags::ALL)?;
         let control = Buffer::new(v, pd, CONTROL_MAX, AccessFlags::LOCAL_WRITE)?;
-        let receives = if operation == Operation::Send { rx_depth } else { FEW_RECEIVES };
+        let receives = if operation == Operation::Send { needs.rx_depth } else { FEW_RECEIVES };
         let count = usize::from(qps.max(1));
-        let entries = (depth + 2 + receives) * u32::from(qps.max(1));
+        let entries = (queue + 2 + receives) * u32::from(qps.max(1));
         let cq = v.create_cq(entries)?;
         let caps = QpCapabilities {
-            max_send_wr: depth + 2,
+            max_send_wr: queue + 2,
             max_recv_wr: receives,
             max_inline: inline.max(64),
             ..QpCapabilities::default()
@@ -107,6 +127,9 @@ impl Side {
             control,
             landing: room,
             room,
+            wait,
+            receives,
+            owed: vec![0; count],
             left: None,
         })
     }
@@ -117,44 +140,52 @@ impl Side {
     }
 
     /// Posts the receives of a QP that is in INIT.
-    pub(super) fn post_receives(&self, v: &mut Handle, index: usize, receives: u32) -> Result<(), Failure> {
-        for _ in 0..receives {
-            self.post_receive(v, index)?;
+    pub(super) fn post_receives(&self, v: &mut Handle, index: usize) -> Result<(), Failure> {
+        self.post_so_many(v, index, self.receives)
+    }
+
+    fn post_so_many(&self, v: &mut Handle, index: usize, mut receives: u32) -> Result<(), Failure> {
+        const LIST: usize = 16;
+        let sge = [self.buffer.sge(self.landing, self.room)];
+        let list = [RecvWr { wr_id: index as u64, sges: &sge }; LIST];
+        while receives > 0 {
+            let n = receives.min(LIST as u32);
+            v.post_recv(self.qps[index], &list[..n as usize])?;
+            receives -= n;
         }
         Ok(())
     }
 
-    /// Receives that each QP has.
-    pub(super) fn receives(operation: Operation, rx_depth: u32) -> u32 {
-        if operation == Operation::Send { rx_depth } else { FEW_RECEIVES }
-    }
-
-    fn post_receive(&self, v: &mut Handle, index: usize) -> Result<(), Failure> {
-        let sge = [self.buffer.sge(self.landing, self.room)];
-        let qp = self.qps[index];
-        Ok(v.post_recv(qp, &[RecvWr { wr_id: index as u64, sges: &sge }])?)
-    }
-
-    /// Takes one completion if there is one.
-    pub(super) fn hear(&mut self, v: &mut Handle) -> Result<Heard, Failure> {
-        match self.poller.poll(v)? {
-            Some(wc) => self.sort(v, &wc),
-            None => stop::check().map(|()| Heard::Nothing),
+    /// Posts again what was consumed, `at_least` receives at a time.
+    fn repay(&mut self, v: &mut Handle, index: usize, at_least: u32) -> Result<(), Failure> {
+        if self.owed[index] >= at_least {
+            let owed = core::mem::take(&mut self.owed[index]);
+            self.post_so_many(v, index, owed)?;
         }
+        Ok(())
     }
 
-    /// What came during a test and was left for now, or else the next completion within `patience`.
-    pub(super) fn next(&mut self, v: &mut Handle, patience: Duration) -> Result<Heard, Failure> {
+    /// Takes one completion if there is one. When there is none it posts receives again, which can wait until then, and
+    /// a side that may sleep does.
+    pub(super) fn hear(&mut self, v: &mut Handle) -> Result<Heard, Failure> {
+        if let Some(wc) = self.poller.poll(v)? {
+            return self.sort(v, &wc);
+        }
+        stop::check()?;
+        for index in 0..self.owed.len() {
+            self.repay(v, index, 1)?;
+        }
+        if self.wait != Wait::Spin {
+            v.wait_cq(self.poller.cq(), Some(SLICE))?;
+        }
+        Ok(Heard::Nothing)
+    }
+
+    /// What came during a test and was left for now, or else what comes next.
+    pub(super) fn next(&mut self, v: &mut Handle) -> Result<Heard, Failure> {
         match self.left.take() {
             Some(control) => Ok(Heard::Control(control)),
-            None => self.wait(v, patience),
-        }
-    }
-
-    fn wait(&mut self, v: &mut Handle, patience: Duration) -> Result<Heard, Failure> {
-        match self.poller.wait(v, patience)? {
-            Some(wc) => self.sort(v, &wc),
-            None => Ok(Heard::Nothing),
+            None => self.hear(v),
         }
     }
 
@@ -163,7 +194,7 @@ impl Side {
             return Ok(Heard::Over);
         }
         let wc = rdma::succeeded(v, wc, "a message of the test")?;
-        if wc.opcode != WcOpcode::Recv {
+        if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
             if wc.wr_id == CONTROL_WR {
                 return Ok(Heard::Nothing);
             }
@@ -172,14 +203,16 @@ impl Side {
         }
         let index = usize::try_from(wc.wr_id).unwrap_or(0);
         let heard = match wc.data {
-            WcData::Imm(imm) => {
+            WcData::Imm(imm) if wc.opcode == WcOpcode::Recv => {
                 let len = usize::try_from(wc.byte_len).unwrap_or(0).min(CONTROL_MAX);
                 let bytes = self.buffer.read(self.landing, len)?;
                 Control::from_message(imm, &bytes).map_or(Heard::Nothing, Heard::Control)
             }
             _ => Heard::Message,
         };
-        self.post_receive(v, index)?;
+        self.owed[index] += 1;
+        // Enough of them are left to answer the peer first.
+        self.repay(v, index, (self.receives / 4).clamp(1, 32))?;
         Ok(heard)
     }
 
@@ -202,8 +235,9 @@ impl Side {
     pub(super) fn expect_ready(&mut self, v: &mut Handle) -> Result<(), Failure> {
         let begin = Instant::now();
         loop {
-            match self.next(v, PATIENCE)? {
+            match self.next(v)? {
                 Heard::Control(Control::Ready) => return Ok(()),
+                Heard::Control(Control::Differs(at)) => return Err(differs(at)),
                 Heard::Over => return Err(Failure::failed("the peer has disconnected")),
                 _ if begin.elapsed() > PATIENCE => return Err(Failure::failed("the peer fell silent")),
                 _ => {}
@@ -211,183 +245,17 @@ impl Side {
         }
     }
 
-    /// Makes the last byte of a message of `size` bytes one that no WRITE of a latency test writes.
-    pub(super) fn clear(&mut self, size: usize) -> Result<(), Failure> {
-        self.buffer.write(self.landing + size - 1, &[0])
-    }
-
-    /// Posts one message on QP `index`; with `covers` messages it makes a completion that stands for so many.
-    pub(super) fn post(
-        &mut self,
-        v: &mut Handle,
-        plan: &Plan,
-        index: usize,
-        covers: Option<u64>,
-    ) -> Result<(), Failure> {
-        let remote = self.peers[index];
-        let operation = match (plan.operation, plan.atomic) {
-            (Operation::Send, _) => Verb::Send,
-            (Operation::Write, _) => Verb::Write(remote),
-            (Operation::Read, _) => Verb::Read(remote),
-            (Operation::Atomic, Atomic::FetchAndAdd) => Verb::FetchAdd { remote, add: 1 },
-            (Operation::Atomic, Atomic::CmpAndSwap) => Verb::CompareSwap { remote, compare: 0, swap: 0 },
-        };
-        let len = if plan.operation == Operation::Atomic { ATOMIC as usize } else { plan.size };
-        let sge = [self.buffer.sge(0, len)];
-        let inline = !plan.operation.is_one_sided_fetch() && len <= plan.inline;
-        let bytes = if inline { self.buffer.read(0, len)? } else { Vec::new() };
-        let wr = SendWr {
-            wr_id: (index as u64) << 32 | covers.unwrap_or(0),
-            operation,
-            payload: if inline { Payload::Inline(&bytes) } else { Payload::Sges(&sge) },
-            flags: SendFlags { signaled: covers.is_some(), ..SendFlags::default() },
-            destination: None,
-        };
-        Ok(v.post_send(self.qps[index], &[wr])?)
-    }
-
-    /// Keeps all QPs full until every message has completed. Returns when how many had.
-    pub(super) fn blast(&mut self, v: &mut Handle, plan: &Plan) -> Result<Vec<Mark>, Failure> {
-        let begin = Instant::now();
-        let count = self.qps.len();
-        let mut flights = vec![Flight::default(); count];
-        let mut marks = Vec::new();
-        let mut done = 0;
-        let mut last = Instant::now();
-        loop {
-            let over = plan.duration.is_some_and(|d| begin.elapsed() >= d);
-            let mut idle = true;
-            for (index, flight) in flights.iter_mut().enumerate() {
-                while flight.may_post(plan, over) {
-                    let covers = flight.next(plan);
-                    self.post(v, plan, index, covers)?;
-                }
-                idle &= flight.posted == flight.completed;
-            }
-            if idle {
-                return Ok(marks);
-            }
-            match self.hear(v)? {
-                Heard::Sent(index, covers) => {
-                    flights[index].completed += covers;
-                    done += covers;
-                    last = Instant::now();
-                    let mark = Mark { messages: done, at: begin.elapsed() };
-                    // A run for a time has no peak, so its marks need not be kept.
-                    if plan.duration.is_some() {
-                        marks.clear();
-                    }
-                    marks.push(mark);
-                }
-                Heard::Control(control) => self.left = Some(control),
-                Heard::Over => return Err(Failure::failed("the peer has disconnected")),
-                Heard::Nothing if last.elapsed() > PATIENCE => {
-                    return Err(Failure::failed("nothing completes any more"));
-                }
-                Heard::Nothing | Heard::Message => {}
-            }
-        }
-    }
-
-    /// One message at a time, each there and back. Calls `record` with each round trip.
-    pub(super) fn bounce(
-        &mut self,
-        v: &mut Handle,
-        plan: &Plan,
-        mut record: impl FnMut(Duration),
-    ) -> Result<(), Failure> {
-        let begin = Instant::now();
-        let mut number = 0u64;
-        while plan.duration.map_or(number < plan.messages, |d| begin.elapsed() < d) {
-            let turn = turn(number);
-            if plan.operation == Operation::Write {
-                self.buffer.write(plan.size - 1, &[turn])?;
-            }
-            let start = Instant::now();
-            self.post(v, plan, 0, Some(1))?;
-            let (mut sent, mut back) = (false, plan.operation.is_one_sided_fetch());
-            while !sent || !back {
-                match self.hear(v)? {
-                    Heard::Sent(..) => sent = true,
-                    Heard::Message => back = true,
-                    Heard::Over => return Err(Failure::failed("the peer has disconnected")),
-                    Heard::Nothing if start.elapsed() > PATIENCE => {
-                        return Err(Failure::failed("the peer does not send back"));
-                    }
-                    Heard::Nothing | Heard::Control(_) => {}
-                }
-                back |= plan.operation == Operation::Write && self.landed(plan.size)? == turn;
-            }
-            record(start.elapsed());
-            number += 1;
-        }
-        Ok(())
-    }
-
-    /// Sends everything back until a control message comes.
-    pub(super) fn echo(&mut self, v: &mut Handle, plan: &Plan) -> Result<Control, Failure> {
-        let mut number = 0;
-        let mut last = Instant::now();
-        loop {
-            match self.hear(v)? {
-                Heard::Control(control) => return Ok(control),
-                Heard::Message => self.post(v, plan, 0, Some(1))?,
-                Heard::Over => return Err(Failure::failed("the client has disconnected")),
-                Heard::Nothing if last.elapsed() > PATIENCE => return Err(Failure::failed("the client fell silent")),
-                Heard::Nothing => {}
-                Heard::Sent(..) => last = Instant::now(),
-            }
-            if plan.operation == Operation::Write && self.landed(plan.size)? == turn(number) {
-                self.buffer.write(plan.size - 1, &[turn(number)])?;
-                self.post(v, plan, 0, Some(1))?;
-                number += 1;
-                last = Instant::now();
-            }
-        }
-    }
-
     /// The last byte that the peer's WRITE of `size` bytes changes.
-    fn landed(&self, size: usize) -> Result<u8, Failure> {
-        Ok(self.buffer.read(self.landing + size - 1, 1)?.first().copied().unwrap_or(0))
+    pub(super) fn landed(&self, size: usize) -> Result<u8, Failure> {
+        self.buffer.byte(self.landing + size - 1)
     }
 }
 
-/// A byte that differs from that of the message before, and from an unwritten 0.
-fn turn(number: u64) -> u8 {
-    u8::try_from(number % 255).unwrap_or(0) + 1
+/// The end of a test whose messages arrived with another content.
+pub(super) fn differs(at: u64) -> Failure {
+    Failure::Failed(format!("what arrived is not what was sent: byte {at} of a message differs"))
 }
 
 fn init(pd: PdHandle, cq: CqHandle, caps: QpCapabilities) -> QpInit {
     QpInit { pd, qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, caps, signal_all: false, qpn: None }
-}
-
-/// Messages of one QP.
-#[derive(Clone, Default)]
-struct Flight {
-    posted: u64,
-    completed: u64,
-    unsignaled: u64,
-}
-
-impl Flight {
-    fn may_post(&self, plan: &Plan, over: bool) -> bool {
-        let room = self.posted - self.completed < u64::from(plan.depth);
-        let wanted = match plan.duration {
-            // The last messages need a completion of their own.
-            Some(_) => !over || self.unsignaled > 0,
-            None => self.posted < plan.messages,
-        };
-        room && wanted
-    }
-
-    /// Counts one more; `Some` when it shall complete, with how many it stands for.
-    fn next(&mut self, plan: &Plan) -> Option<u64> {
-        self.posted += 1;
-        self.unsignaled += 1;
-        let last = plan.duration.is_none() && self.posted == plan.messages;
-        if last || self.unsignaled >= u64::from(plan.moderation) {
-            return Some(core::mem::take(&mut self.unsignaled));
-        }
-        None
-    }
 }

@@ -7,7 +7,7 @@ use uroce::verbs::Remote;
 
 use super::args::{Direction, Operation, PerfArgs};
 
-const MAGIC: &[u8; 8] = b"urocepf1";
+const MAGIC: &[u8; 8] = b"urocepf2";
 
 /// Private data of each connection request: what the test is, and where the client's memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub(super) struct Hello {
     pub operation: Operation,
     pub direction: Direction,
     pub bidirectional: bool,
+    /// WRITEs of a ping-pong carry immediate data.
+    pub announced: bool,
     pub qps: u8,
     pub rx_depth: u32,
     pub size_max: u64,
@@ -28,6 +30,7 @@ impl Hello {
             operation: args.operation,
             direction: args.direction,
             bidirectional: args.bidirectional,
+            announced: args.is_announced(),
             qps: u8::try_from(args.qps).unwrap_or(1),
             rx_depth: args.rx_depth,
             size_max,
@@ -37,7 +40,8 @@ impl Hello {
 
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        bytes.extend([self.operation as u8, self.direction as u8, u8::from(self.bidirectional), self.qps]);
+        let (both, announced) = (u8::from(self.bidirectional), u8::from(self.announced));
+        bytes.extend([self.operation as u8, self.direction as u8, both, announced, self.qps]);
         bytes.extend(self.rx_depth.to_be_bytes());
         bytes.extend(self.size_max.to_be_bytes());
         bytes.extend(memory_to_bytes(self.memory));
@@ -46,7 +50,7 @@ impl Hello {
 
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let rest = bytes.strip_prefix(MAGIC)?;
-        let (&[operation, direction, both, qps], rest) = rest.split_first_chunk()?;
+        let (&[operation, direction, both, announced, qps], rest) = rest.split_first_chunk()?;
         let (rx_depth, rest) = rest.split_first_chunk()?;
         let (size_max, rest) = rest.split_first_chunk()?;
         let operations = [Operation::Send, Operation::Write, Operation::Read, Operation::Atomic];
@@ -54,6 +58,7 @@ impl Hello {
             operation: operations.into_iter().find(|o| *o as u8 == operation)?,
             direction: [Direction::Bw, Direction::Lat].into_iter().find(|d| *d as u8 == direction)?,
             bidirectional: both != 0,
+            announced: announced != 0,
             qps,
             rx_depth: u32::from_be_bytes(*rx_depth),
             size_max: u64::from_be_bytes(*size_max),
@@ -76,12 +81,15 @@ pub(super) fn memory_from_bytes(bytes: &[u8]) -> Option<Remote> {
 /// A control message: a SEND with this immediate on the first QP. Test messages have none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Control {
-    /// A size begins: bytes a message and, in a bidirectional test, messages a QP that the server sends.
-    Start { size: u64, messages: u64 },
+    /// A size begins: bytes a message; in a bidirectional test, messages a QP that the server sends; the seed of the
+    /// content, 0 for none that is checked.
+    Start { size: u64, messages: u64, seed: u64 },
     /// Go on.
     Ready,
     /// The size is over; a row for the other side's table.
     Stop(String),
+    /// What arrived differs from what was sent, at this byte.
+    Differs(u64),
 }
 
 /// Greatest length of a control message.
@@ -90,11 +98,12 @@ pub(super) const CONTROL_MAX: usize = 512;
 impl Control {
     pub(super) fn to_message(&self) -> (Imm, Vec<u8>) {
         match self {
-            Self::Start { size, messages } => {
-                (Imm::new(1), size.to_be_bytes().into_iter().chain(messages.to_be_bytes()).collect())
+            Self::Start { size, messages, seed } => {
+                (Imm::new(1), [size, messages, seed].into_iter().flat_map(|n| n.to_be_bytes()).collect())
             }
             Self::Ready => (Imm::new(2), Vec::new()),
             Self::Stop(row) => (Imm::new(3), row.bytes().take(CONTROL_MAX).collect()),
+            Self::Differs(at) => (Imm::new(4), at.to_be_bytes().to_vec()),
         }
     }
 
@@ -102,11 +111,14 @@ impl Control {
         match imm.get() {
             1 => {
                 let (size, rest) = bytes.split_first_chunk()?;
-                let (messages, _) = rest.split_first_chunk()?;
-                Some(Self::Start { size: u64::from_be_bytes(*size), messages: u64::from_be_bytes(*messages) })
+                let (messages, rest) = rest.split_first_chunk()?;
+                let (seed, _) = rest.split_first_chunk()?;
+                let [size, messages, seed] = [size, messages, seed].map(|n| u64::from_be_bytes(*n));
+                Some(Self::Start { size, messages, seed })
             }
             2 => Some(Self::Ready),
             3 => Some(Self::Stop(String::from_utf8_lossy(bytes).into_owned())),
+            4 => Some(Self::Differs(u64::from_be_bytes(*bytes.first_chunk()?))),
             _ => None,
         }
     }
@@ -122,6 +134,7 @@ mod tests {
             operation: Operation::Read,
             direction: Direction::Lat,
             bidirectional: true,
+            announced: true,
             qps: 4,
             rx_depth: 512,
             size_max: 1 << 31,
@@ -132,7 +145,12 @@ mod tests {
         assert_eq!(Hello::from_bytes(&bytes), Some(hello));
         assert_eq!(Hello::from_bytes(&bytes[..30]), None);
         assert_eq!(Hello::from_bytes(&[0; 56]), None);
-        for control in [Control::Start { size: 64, messages: 9 }, Control::Ready, Control::Stop(" 64 row".into())] {
+        for control in [
+            Control::Start { size: 64, messages: 9, seed: 7 },
+            Control::Ready,
+            Control::Stop(" 64 row".into()),
+            Control::Differs(4095),
+        ] {
             let (imm, bytes) = control.to_message();
             assert_eq!(Control::from_message(imm, &bytes), Some(control));
         }

@@ -72,6 +72,32 @@ fn both_ways_all_sizes_and_by_time() {
 }
 
 #[test]
+fn content_is_checked_however_both_sides_wait() {
+    for (operation, net) in [("send", "127.77.65"), ("write", "127.77.66"), ("read", "127.77.67")] {
+        for (direction, wait) in [("bw", "spin"), ("bw", "block"), ("lat", "adaptive"), ("lat", "block")] {
+            let more = ["-n", "100", "--sizes", "1,8,5000", "--verify", "--wait", wait, "-l", "16", "--json"];
+            let (client, server) = measure(net, [operation, direction], &more);
+            assert_eq!((client.code, server.code), (0, 0), "{operation} {direction}: {client:?} {server:?}");
+            let document = client.json();
+            assert_eq!(document["test_info"]["verified"], true);
+            assert_eq!(document["test_info"]["wait"], wait);
+            let sizes: Vec<u64> =
+                document["results"].as_array().unwrap().iter().map(|r| r["MsgSize"].as_u64().unwrap()).collect();
+            assert_eq!(sizes, [1, 8, 5000]);
+        }
+    }
+}
+
+#[test]
+fn a_part_of_a_second_is_a_duration() {
+    for direction in ["bw", "lat"] {
+        let ran = run(&["perf", "write", direction, "-d", "loop", "-D", "0.05", "--verify", "-s", "64", "--json"]);
+        assert_eq!(ran.code, 0, "{ran:?}");
+        assert!(ran.json()["results"][0]["n_iterations"].as_u64().unwrap() > 0, "{ran:?}");
+    }
+}
+
+#[test]
 fn a_missed_limit_is_exit_code_3() {
     let (client, server) = measure("127.77.61", ["write", "bw"], &["-n", "50", "-w", "1000000"]);
     client.fails(3, "is below the limit of 1000000 MiB/sec");
@@ -113,6 +139,9 @@ fn wrong_usage() {
     assert_eq!(perf(&["send", "bw", "-n", "4"]).code, 2, "at least 5, as perftest");
     assert_eq!(perf(&["send", "bw", "-c", "XRC"]).code, 2);
     perf(&["send", "lat", "-b"]).fails(2, "-b is for bw");
+    perf(&["write", "bw", "-b", "--verify"]).fails(2, "--verify is for send, write and read in one direction");
+    perf(&["atomic", "bw", "--sizes", "8"]).fails(2, "leave --sizes out");
+    assert_eq!(perf(&["write", "bw", "-D", "0"]).code, 2, "nothing can be measured in no time");
     perf(&["atomic", "bw", "-s", "16"]).fails(2, "an atomic has 8 bytes");
     perf(&["send", "bw", "-d", "loop", "127.0.0.2"]).fails(2, "leave HOST out");
 }
