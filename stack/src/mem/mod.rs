@@ -113,6 +113,15 @@ impl Span<'_> {
         self.region.read(self.offset, out).map_err(|_| AccessDenied)
     }
 
+    /// Copies out of the region, and goes on from `crc` with the CRC-32 of what was copied.
+    ///
+    /// # Errors
+    /// [`AccessDenied`] beyond the region's end.
+    #[inline]
+    pub fn read_crc(&self, out: &mut [u8], crc: u32) -> Result<u32, AccessDenied> {
+        self.region.read_crc(self.offset, out, crc).map_err(|_| AccessDenied)
+    }
+
     /// Copies into the region.
     ///
     /// # Errors

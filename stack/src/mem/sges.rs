@@ -52,6 +52,29 @@ impl MrTable {
         if done == out.len() { Ok(()) } else { Err(SgeError::TooShort) }
     }
 
+    /// As [`MrTable::gather`], and goes on from `crc` with the CRC-32 of what was copied.
+    ///
+    /// # Errors
+    /// [`SgeError`].
+    #[inline]
+    pub fn gather_crc(
+        &self,
+        pd: PdHandle,
+        sges: &[Sge],
+        offset: u64,
+        out: &mut [u8],
+        mut crc: u32,
+    ) -> Result<u32, SgeError> {
+        let mut done = 0usize;
+        for (sge, skip, len) in pieces(sges, offset, out.len()) {
+            let part = out.get_mut(done..done + len).ok_or(SgeError::TooShort)?;
+            crc =
+                self.local(pd, sge, skip, len as u64, false)?.read_crc(part, crc).map_err(|_| SgeError::Protection)?;
+            done += len;
+        }
+        if done == out.len() { Ok(crc) } else { Err(SgeError::TooShort) }
+    }
+
     /// Copies `data` into the elements, from byte `offset` of their sequence on.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Tests of the table: every check alone, keys over their life.
 
 use super::*;
+use crate::raw::copy;
 use crate::verbs::{FastRegister, FlushScope, MemoryWindow, MwBind, MwType, Sge};
 
 /// The handle of slot `n` of some table.
@@ -81,9 +82,14 @@ fn gather_and_scatter_walk_the_elements_at_any_offset() {
             let mut out = vec![0; to - from];
             t.gather(pd(0), &list, from as u64, &mut out).unwrap();
             assert_eq!(out, data[from..to]);
+            out.fill(0);
+            let crc = t.gather_crc(pd(0), &list, from as u64, &mut out, 7);
+            assert_eq!((crc, &out[..]), (Ok(copy::crc(7, &data[from..to])), &data[from..to]));
         }
     }
     assert_eq!(t.gather(pd(0), &list, 5, &mut [0; 8]), Err(SgeError::TooShort));
+    assert_eq!(t.gather_crc(pd(0), &list, 5, &mut [0; 8], 0), Err(SgeError::TooShort));
+    assert_eq!(t.gather_crc(pd(1), &list, 0, &mut [0; 8], 0), Err(SgeError::Protection));
     assert_eq!(t.scatter(pd(1), &list, 0, &data), Err(SgeError::Protection));
 }
 

@@ -5,12 +5,13 @@
 //! Never knows of keys, access rights or protection domains: `mem` does.
 #![allow(unsafe_code)] // One of the few files that may: every access to shared memory is here.
 
+pub mod copy;
 mod file;
 mod huge;
 
 pub use huge::Pages;
 
-use core::ptr::{self, NonNull};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
@@ -154,8 +155,20 @@ impl Region {
         let from = self.at(offset, out.len())?;
         // SAFETY: `at` checked the range; `out` is a distinct Rust slice, so the two do not overlap unless the caller
         // broke the contract of `from_raw`.
-        unsafe { ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        unsafe { copy::copy_raw(from, out.as_mut_ptr(), out.len()) };
         Ok(())
+    }
+
+    /// As [`Region::read`], in one pass with the CRC-32 of what was copied, which starts where that of earlier bytes
+    /// ended: at `crc`. It is right for `out` even while someone changes the region.
+    ///
+    /// # Errors
+    /// [`RegionError::OutOfBounds`]; nothing is copied then.
+    #[inline]
+    pub fn read_crc(&self, offset: usize, out: &mut [u8], crc: u32) -> Result<u32, RegionError> {
+        let from = self.at(offset, out.len())?;
+        // SAFETY: as in `read`.
+        Ok(unsafe { copy::copy_crc_raw(crc, from, out.as_mut_ptr(), out.len()) })
     }
 
     /// Copies `data` to `offset` of the region. The last byte is written after all others, behind a release fence:
@@ -168,7 +181,7 @@ impl Region {
         let to = self.at(offset, data.len())?;
         let Some((last, body)) = data.split_last() else { return Ok(()) };
         // SAFETY: `at` checked the range; see `read` for overlap.
-        unsafe { ptr::copy_nonoverlapping(body.as_ptr(), to, body.len()) };
+        unsafe { copy::copy_raw(body.as_ptr(), to, body.len()) };
         fence(Ordering::Release);
         // SAFETY: body.len() is the index of the last byte of the checked range.
         unsafe { to.add(body.len()).write_volatile(*last) };
@@ -248,6 +261,10 @@ mod tests {
         let mut b = [0; 4];
         r.read(4, &mut b).unwrap();
         assert_eq!(&b, b"abcd");
+        b = [0; 4];
+        assert_eq!(r.read_crc(4, &mut b, 7), Ok(copy::crc(7, b"abcd")));
+        assert_eq!(&b, b"abcd");
+        assert!(r.read_crc(13, &mut b, 0).is_err());
         assert!(r.write(13, b"abcd").is_err());
         assert!(r.read(usize::MAX, &mut b).is_err());
         r.write(16, b"").unwrap();
