@@ -4,8 +4,17 @@
 //! for each other source port. The system makes the IP and UDP headers, so the device keeps what the ICRC needs fixed:
 //! it never connects a socket and forbids fragmentation, which gives DF and identification 0 on every packet. The
 //! identification of received packets is hidden. Never knows a QP.
+//!
+//! A burst of several segments is one datagram for the system, which cuts it up as late as it can (`UDP_SEGMENT`): at
+//! best in the card, or never, when the receiver is on this machine. The segments carry the identifications 0, 1, 2 …
+//! from the beginning with every burst. Where the way to a peer cannot do that, the device cuts bursts up itself from then on, and offers
+//! rooms for one segment. Bursts are received as the system has put them together (`UDP_GRO`).
+//!
+//! Buffers are used from the first on in each call, and a call moves a few superframes at most: what was used last, and
+//! is still in the cache, is used again first.
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
+use core::ops::Range;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 
@@ -13,13 +22,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::ethernet::join_v4;
 use super::sys::poll::{AnyReadable, Watch, wait};
-use super::sys::udp::{BATCH, DATAGRAM_MAX, Meta, RecvBatch, SendBatch, Target, prepare, raise_buffers};
+use super::sys::udp::{
+    BATCH, DATAGRAM_MAX, Meta, RecvBatch, SUPERFRAME_MAX, SendBatch, Target, can_segment, prepare, raise_buffers,
+    receive_superframes,
+};
 use super::sys::{interfaces, set_int};
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, GROUPS_MAX, IcrcMode, RxSink, TxSource};
 use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::PathMtu;
-use crate::wire::Flow;
+use crate::wire::{DONT_FRAGMENT, Flow, IpFields, icrc};
 
 /// Source ports beside 4791 that one device sends from; packets that want yet another are lost.
 pub const SOURCE_PORTS_MAX: usize = 64;
@@ -37,18 +49,32 @@ const HOPS: u8 = 64;
 /// Errors in a row that a receive or a send passes over: the system reports what befell an earlier datagram, and the
 /// call after it does the work.
 const ERRORS_PASSED: usize = 8;
-/// Segments a burst: one datagram each.
-const SEGMENTS_MAX: usize = 1;
+/// Segments of a burst at most, which every Linux that segments can do.
+pub const SEGMENTS_MAX: usize = 64;
+/// Bytes that one system call moves at least before another is made: a few superframes, which stay in a second-level
+/// cache with what is done to them.
+const CALL_BYTES: usize = 128 << 10;
+/// Superframes that one system call moves at least.
+const CALL_BURSTS: usize = 2;
 /// A path MTU is at least 256 with 80 bytes of headers.
 const MTU_MIN: usize = 256 + PathMtu::HEADER_ALLOWANCE;
 
 /// How a [`UdpDevice`] shall be.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct UdpOptions {
     /// ICRC policy on receive.
     pub icrc: IcrcMode,
     /// Source ports beside 4791 to spread flows over (ECMP), 0 to [`SOURCE_PORTS_MAX`].
     pub source_ports: usize,
+    /// Segments of a burst, 1 to [`SEGMENTS_MAX`]. With 1 every packet is a datagram of its own, on receive too, and
+    /// IPv4 packets go out without a UDP checksum.
+    pub segments_max: usize,
+}
+
+impl Default for UdpOptions {
+    fn default() -> Self {
+        Self { icrc: IcrcMode::default(), source_ports: 0, segments_max: SEGMENTS_MAX }
+    }
 }
 
 struct PortSocket {
@@ -73,16 +99,29 @@ pub struct UdpDevice {
     /// Ports of the sockets that the options asked for.
     ports: Vec<u16>,
     rx: RecvBatch,
+    /// How many datagrams the next receive asks for.
+    rx_want: usize,
     tx: SendBatch,
     queue: TxQueue,
+    /// Whether bursts of several segments were offered at all; constant.
+    superframes: bool,
+    /// Set once the system would not cut up a burst that it then took in pieces.
+    unsegmented: bool,
+    /// Bursts that the device itself cut up.
+    cut_up: u64,
     losses: DeviceLosses,
 }
 
-/// Which slots of the send batch wait: `next..filled`, each with the socket that it leaves from.
+/// A slot of the send batch: a burst and the index of the socket that it leaves from.
+type Waiting = (usize, TxBurst);
+
+/// Which slots of the send batch wait: all from `next` on.
 struct TxQueue {
-    via: [usize; BATCH],
+    /// Slot by slot, at most [`BATCH`].
+    slots: Vec<Waiting>,
     next: usize,
-    filled: usize,
+    /// The next segment of slot `next`, when that is sent in pieces.
+    piece: Option<usize>,
     /// Set while slots wait that the system did not take.
     retry_at: Option<Instant>,
 }
@@ -111,12 +150,15 @@ impl UdpDevice {
         let Some(path_mtu) = PathMtu::for_interface(carrier.mtu).filter(|_| carrier.mtu >= MTU_MIN) else {
             return Err(DeviceError::MtuTooSmall { name: carrier.name, mtu: carrier.mtu });
         };
+        let wanted = options.segments_max.clamp(1, SEGMENTS_MAX);
+        let probe = Socket::new(Domain::for_address(SocketAddr::new(address, 0)), Type::DGRAM, Some(Protocol::UDP));
+        let superframes = wanted > 1 && can_segment(probe.map_err(|e| open_error(address, e))?.as_fd());
         let mut device = Self {
             capabilities: DeviceCapabilities {
                 medium: Medium::Udp,
                 mtu: carrier.mtu,
                 path_mtu,
-                segments_max: SEGMENTS_MAX,
+                segments_max: if superframes { wanted } else { 1 },
                 icrc: options.icrc,
                 addresses: vec![address],
                 mac: None,
@@ -129,14 +171,17 @@ impl UdpDevice {
             receivers: AnyReadable::new().map_err(|e| open_error(address, e))?,
             turn: 0,
             ports: Vec::with_capacity(SOURCE_PORTS_MAX),
-            rx: RecvBatch::new(),
-            tx: SendBatch::new(),
-            queue: TxQueue { via: [0; BATCH], next: 0, filled: 0, retry_at: None },
+            rx: RecvBatch::new(superframes),
+            rx_want: BATCH,
+            tx: SendBatch::new(superframes),
+            queue: TxQueue { slots: Vec::with_capacity(BATCH), next: 0, piece: None, retry_at: None },
+            superframes,
+            unsegmented: false,
+            cut_up: 0,
             losses: DeviceLosses::default(),
         };
         let socket = device.bind(Flow::PORT).map_err(|e| open_error(address, e))?;
-        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
-        device.receivers.add(socket.as_fd()).map_err(|e| open_error(address, e))?;
+        device.listen(&socket).map_err(|e| open_error(address, e))?;
         device.sockets.push(PortSocket { port: Flow::PORT, socket });
         for _ in 0..options.source_ports.min(SOURCE_PORTS_MAX) {
             device.add_source_port(0).map_err(|e| open_error(address, e))?;
@@ -163,7 +208,7 @@ impl UdpDevice {
         if v6 {
             socket.set_only_v6(true)?;
         }
-        prepare(socket.as_fd(), v6, CLASS, HOPS)?;
+        prepare(socket.as_fd(), v6, CLASS, HOPS, self.superframes)?;
         Ok(socket)
     }
 
@@ -206,12 +251,27 @@ impl UdpDevice {
             IpAddr::V4(group) => join_v4(&socket, group, self.scope)?,
             IpAddr::V6(group) => socket.join_multicast_v6(&group, self.scope)?,
         }
-        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
-        self.receivers.add(socket.as_fd())?;
+        self.listen(&socket)?;
         Ok(socket)
     }
 
-    /// Receives from one socket; returns how many datagrams were taken and how many of them were handed on.
+    /// Receives from `socket` from now on.
+    fn listen(&self, socket: &Socket) -> io::Result<()> {
+        raise_buffers(socket.as_fd(), SOCKET_BUFFER);
+        if self.superframes {
+            // A system that does not know how delivers datagrams one by one.
+            let _ = receive_superframes(socket.as_fd());
+        }
+        self.receivers.add(socket.as_fd())
+    }
+
+    /// Bursts of several segments that the device itself cut up, because the system would not.
+    #[must_use]
+    pub const fn cut_up(&self) -> u64 {
+        self.cut_up
+    }
+
+    /// Receives from one socket; returns how many bursts were taken and how many of them were handed on.
     fn receive_from(
         &mut self,
         receiver: usize,
@@ -221,7 +281,7 @@ impl UdpDevice {
     ) -> Result<(usize, usize), DeviceError> {
         let (mut handed, mut taken, mut passed) = (0, 0, 0);
         while taken < budget {
-            let want = (budget - taken).min(BATCH);
+            let want = (budget - taken).min(self.rx_want);
             let group = receiver.checked_sub(1).map(|at| self.groups.get(at).map(|g| &g.1));
             let Some(socket) = group.unwrap_or(self.sockets.first().map(|s| &s.socket)) else { break };
             let got = match self.rx.receive(socket.as_fd(), want) {
@@ -235,14 +295,19 @@ impl UdpDevice {
                 Err(_) => break,
             };
             taken += got;
+            let mut total = 0;
             for (meta, bytes) in (0..got).filter_map(|i| self.rx.get(i)) {
-                if let Some(flow) = self.flow_of(meta).filter(|_| !bytes.is_empty()) {
-                    sink(RxBurst { flow, bytes, segment: bytes.len(), ids: RxIds::Hidden, at: now });
+                total += bytes.len();
+                let segment = meta.segment.unwrap_or(bytes.len()).min(bytes.len());
+                let fits = (1..=DATAGRAM_MAX).contains(&segment);
+                if let Some(flow) = self.flow_of(meta).filter(|_| fits) {
+                    sink(RxBurst { flow, bytes, segment, ids: RxIds::Hidden, at: now });
                     handed += 1;
                 } else {
                     self.losses.receive += 1;
                 }
             }
+            self.rx_want = (CALL_BYTES * got).checked_div(total).unwrap_or(BATCH).clamp(CALL_BURSTS, BATCH);
             if got < want {
                 break;
             }
@@ -271,35 +336,60 @@ impl UdpDevice {
         self.add_source_port(port).ok()
     }
 
-    /// Addresses slot `i` with what the endpoint wrote, or says that it cannot be sent as it is.
-    fn queue_burst(&mut self, i: usize, burst: &TxBurst) -> bool {
+    /// Addresses the next slot with what the endpoint wrote into it, or says that it cannot be sent as it is.
+    fn queue_burst(&mut self, burst: TxBurst) -> bool {
         let flow = &burst.flow;
         // A packet with another source, or of another length than the ICRC was made for, would be refused by the peer.
-        let fits = burst.segments == 1 && burst.len <= DATAGRAM_MAX && flow.src == self.address;
-        if !fits || flow.dst.is_ipv4() != self.address.is_ipv4() {
+        let mine = flow.src == self.address && flow.dst.is_ipv4() == self.address.is_ipv4();
+        if !mine || !self.fits(&burst) {
             return false;
         }
         let Some(via) = self.socket_for(flow.src_port) else { return false };
-        let target = Target {
+        let segment = (burst.segments > 1).then(|| u16::try_from(burst.segment).ok()).flatten();
+        self.tx.address(self.queue.slots.len(), &self.target(flow, 0..burst.len, segment));
+        self.queue.slots.push((via, burst));
+        true
+    }
+
+    /// Whether the lengths of a burst are such that its segments arrive as they were made.
+    fn fits(&self, burst: &TxBurst) -> bool {
+        if burst.segments == 1 {
+            return burst.len <= DATAGRAM_MAX;
+        }
+        let longest = self.capabilities.mtu.saturating_sub(burst.flow.header_len()).min(DATAGRAM_MAX);
+        (2..=self.segments_max()).contains(&burst.segments)
+            && (1..=longest).contains(&burst.segment)
+            && burst.len.div_ceil(burst.segment) == burst.segments
+            && burst.len <= SUPERFRAME_MAX
+    }
+
+    /// Segments that a burst may have now.
+    const fn segments_max(&self) -> usize {
+        if self.unsegmented { 1 } else { self.capabilities.segments_max }
+    }
+
+    fn target(&self, flow: &Flow, bytes: Range<usize>, segment: Option<u16>) -> Target {
+        Target {
             to: self.socket_address(flow.dst, Flow::PORT),
             traffic_class: (flow.traffic_class != CLASS).then_some(flow.traffic_class),
             hop_limit: (flow.hop_limit != HOPS).then_some(flow.hop_limit),
-            len: burst.len,
-        };
-        self.tx.address(i, &target);
-        self.queue.via[i] = via;
-        true
+            bytes,
+            segment,
+        }
     }
 
     /// Sends the slots that wait; says whether all are gone. Those that the system does not take now stay.
     fn flush(&mut self, now: Instant) -> Result<bool, DeviceError> {
         let mut passed = 0;
         self.queue.retry_at = None;
-        while let Some((via, range)) = self.queue.run() {
+        while let Some((via, range)) = self.queue.run(self.unsegmented) {
+            if self.unsegmented && self.queue.is_whole() {
+                self.begin_pieces();
+            }
             let Some(from) = self.sockets.get(via) else { break };
             match self.tx.send(from.socket.as_fd(), range) {
                 Ok(sent) => {
-                    self.queue.next += sent;
+                    self.advance(sent);
                     passed = 0;
                 }
                 Err(e) => match e.kind() {
@@ -313,16 +403,54 @@ impl UdpDevice {
                         return Ok(false);
                     }
                     _ if is_fatal(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
-                    // No route, no neighbour, too long, forbidden: this datagram cannot be sent, the next may.
+                    _ if is_about_segments(&e) && self.queue.is_whole() => self.begin_pieces(),
+                    // No route, no neighbour, too long, forbidden: this burst cannot be sent, the next may.
                     _ => {
                         self.losses.transmit += 1;
-                        self.queue.next += 1;
+                        self.queue.skip(1);
                     }
                 },
             }
         }
-        (self.queue.next, self.queue.filled) = (0, 0);
+        self.queue.slots.clear();
+        self.queue.next = 0;
         Ok(true)
+    }
+
+    /// Cuts up the first burst that waits. Datagrams sent one by one all have identification 0, so the ICRCs change.
+    fn begin_pieces(&mut self) {
+        let Some((_, burst)) = self.queue.slots.get(self.queue.next).copied() else { return };
+        let bytes = self.tx.buffer(self.queue.next).get_mut(..burst.len).unwrap_or_default();
+        for (index, segment) in bytes.chunks_mut(burst.segment.max(1)).enumerate().skip(1) {
+            renumber(&burst.flow, IdRule::Index.id(index), segment);
+        }
+        self.aim(&burst, 0);
+    }
+
+    /// Makes one segment of the first burst that waits what is sent next.
+    fn aim(&mut self, burst: &TxBurst, index: usize) {
+        let at = index * burst.segment;
+        let target = self.target(&burst.flow, at..burst.len.min(at + burst.segment), None);
+        self.tx.address(self.queue.next, &target);
+        self.queue.piece = Some(index);
+    }
+
+    /// The system took what was to be sent next: `sent` slots, or one segment.
+    fn advance(&mut self, sent: usize) {
+        let (Some(piece), Some(&(_, burst))) = (self.queue.piece, self.queue.slots.get(self.queue.next)) else {
+            self.queue.skip(sent);
+            return;
+        };
+        if piece == 0 {
+            self.cut_up += 1;
+            // It was not the datagrams that the system refused, but the work of making them.
+            self.unsegmented = true;
+        }
+        if piece + 1 < burst.segments {
+            self.aim(&burst, piece + 1);
+        } else {
+            self.queue.skip(1);
+        }
     }
 
     /// The flow of a received datagram, if it is one to hand up.
@@ -341,12 +469,35 @@ impl UdpDevice {
 }
 
 impl TxQueue {
-    /// The longest run of waiting slots that leave from one socket.
-    fn run(&self) -> Option<(usize, core::ops::Range<usize>)> {
-        let waiting = self.via.get(self.next..self.filled)?;
-        let via = *waiting.first()?;
-        let len = waiting.iter().take_while(|&&v| v == via).count();
+    /// The longest run of waiting slots that leave from one socket. Bursts to be sent in pieces stand alone.
+    fn run(&self, in_pieces: bool) -> Option<(usize, Range<usize>)> {
+        let waiting = self.slots.get(self.next..)?;
+        let &(via, first) = waiting.first()?;
+        let alone = self.piece.is_some() || (in_pieces && first.segments > 1);
+        let joins = |(v, burst): &Waiting| *v == via && !(in_pieces && burst.segments > 1);
+        let len = if alone { 1 } else { waiting.iter().take_while(|w| joins(w)).count() };
         Some((via, self.next..self.next + len))
+    }
+
+    /// Whether the first burst that waits has several segments and is not in pieces.
+    fn is_whole(&self) -> bool {
+        self.piece.is_none() && self.slots.get(self.next).is_some_and(|(_, burst)| burst.segments > 1)
+    }
+
+    /// The first `count` slots that wait are done with.
+    fn skip(&mut self, count: usize) {
+        self.next += count;
+        self.piece = None;
+    }
+}
+
+/// Gives the ICRC of a segment that was made for identification `id` the one for 0. The difference is applied: an ICRC
+/// that was wrong stays so.
+fn renumber(flow: &Flow, id: u16, segment: &mut [u8]) {
+    let Some((covered, last)) = segment.split_last_chunk_mut::<4>() else { return };
+    let with = |id| icrc(flow, IpFields { id, flags_fragment: DONT_FRAGMENT }, covered);
+    for ((byte, old), new) in last.iter_mut().zip(with(id)).zip(with(0)) {
+        *byte ^= old ^ new;
     }
 }
 
@@ -391,16 +542,14 @@ impl Device for UdpDevice {
     fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
         let mut taken = 0;
         while self.flush(now)? && taken < budget {
-            let want = (budget - taken).min(BATCH);
-            let mut drained = false;
-            let before = taken;
-            while taken - before < want {
-                let i = self.queue.filled;
+            let (mut drained, mut bytes) = (false, 0);
+            while taken < budget && self.queue.slots.len() < BATCH && bytes < CALL_BYTES {
+                let segments_max = self.segments_max();
                 let room = TxRoom {
-                    buf: self.tx.buffer(i),
+                    buf: self.tx.buffer(self.queue.slots.len()),
                     headroom: 0,
-                    segments_max: SEGMENTS_MAX,
-                    ids: IdRule::Zero,
+                    segments_max,
+                    ids: if segments_max > 1 { IdRule::Index } else { IdRule::Zero },
                     medium: Medium::Udp,
                 };
                 let Some(burst) = source(room) else {
@@ -408,9 +557,8 @@ impl Device for UdpDevice {
                     break;
                 };
                 taken += 1;
-                if self.queue_burst(i, &burst) {
-                    self.queue.filled += 1;
-                } else {
+                bytes += burst.len;
+                if !self.queue_burst(burst) {
                     self.losses.transmit += 1;
                 }
             }
@@ -436,7 +584,7 @@ impl Device for UdpDevice {
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
         let first = self.receivers.as_raw_fd();
-        let stuck = self.queue.run().and_then(|(via, _)| self.sockets.get(via));
+        let stuck = self.queue.run(self.unsegmented).and_then(|(via, _)| self.sockets.get(via));
         let writable = stuck.map_or(Watch::Readable(first), |s| Watch::Writable(s.socket.as_raw_fd()));
         wait(&[Watch::Readable(first), writable], timeout)
             .map(|_| ())
@@ -451,6 +599,12 @@ impl Device for UdpDevice {
 /// Whether the socket itself is unusable, rather than one datagram.
 fn is_fatal(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT))
+}
+
+/// Whether the system may mean the segmentation of a burst: it has none for this socket or on this way (`EINVAL`), or the
+/// interface does not make checksums (`EIO`, before Linux 6.11). Other faults of a datagram come as `EINVAL` too.
+fn is_about_segments(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EIO))
 }
 
 fn open_error(address: IpAddr, source: io::Error) -> DeviceError {
@@ -507,6 +661,8 @@ pub(crate) mod testing {
 }
 
 #[cfg(test)]
+mod superframes;
+#[cfg(test)]
 mod tests {
     use core::net::{Ipv4Addr, Ipv6Addr};
     use std::net::UdpSocket;
@@ -538,7 +694,7 @@ mod tests {
         let mut packets = packets.iter();
         let taken = device.transmit(T0, usize::MAX, &mut |room| {
             let packet = packets.next()?;
-            assert_eq!((room.headroom, room.segments_max, room.ids), (0, 1, IdRule::Zero));
+            assert_eq!((room.headroom, room.segments_max, room.ids), (0, SEGMENTS_MAX, IdRule::Index));
             room.buf[..packet.len()].copy_from_slice(packet);
             Some(TxBurst { flow, len: packet.len(), segment: packet.len(), segments: 1 })
         });
@@ -728,8 +884,7 @@ mod tests {
         let f = flow(&a, b.address);
         // A slot that the system refused for now, as after EAGAIN.
         a.tx.buffer(0)[..4].copy_from_slice(b"kept");
-        assert!(a.queue_burst(0, &TxBurst { flow: f, len: 4, segment: 4, segments: 1 }));
-        a.queue.filled = 1;
+        assert!(a.queue_burst(TxBurst { flow: f, len: 4, segment: 4, segments: 1 }));
         a.queue.retry_at = Some(T0 + RETRY_AFTER);
         assert_eq!(a.poll_timeout(), Some(T0 + RETRY_AFTER));
         // The socket is writable, so the wait ends at once.

@@ -269,7 +269,7 @@ impl Endpoint {
                 (fits(known) || (index > 0 && fits(first))).then_some(known)
             }
             RxIds::Hidden => wire::recover_id(&burst.flow, segment)
-                .filter(|id| *id == step || self.peer_ids.accept(burst.flow.src, *id))
+                .filter(|id| *id == step || self.peer_ids.accept(self.now, burst.flow.src, *id))
                 .map(|id| IpFields { id, ..known }),
         };
         match self.config.icrc {
