@@ -5,6 +5,7 @@
 mod groups;
 mod marks;
 mod rc;
+mod tap;
 
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
@@ -181,7 +182,7 @@ fn until(from: &mut dyn Device, to: &mut dyn Device, count: usize) -> Vec<Got> {
 }
 
 /// Drives `device` on a thread while `f` runs.
-fn driven<T>(device: &mut AfPacket, f: impl FnOnce() -> T) -> T {
+fn driven<T>(device: &mut dyn Device, f: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     let guard = StopOnDrop(&stop);
     std::thread::scope(|s| {

@@ -1,6 +1,7 @@
 //! The argument `--device`.
 //!
-//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`, `pnet:IFNAME`, `hw:NAME[/PORT]`, `loop`.
+//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`,
+//! `tap:IFNAME,ip=ADDR…[,mac=MAC][,vlan=ID][,mtu=BYTES][,keep]`, `pnet:IFNAME`, `hw:NAME[/PORT]`, `loop`.
 //! Opens nothing.
 
 use core::fmt;
@@ -8,6 +9,7 @@ use core::net::IpAddr;
 use core::str::FromStr;
 
 use uroce::device::af_packet::{AddressMode, AfPacketConfig};
+use uroce::device::tap::TapConfig;
 use uroce::types::MacAddr;
 use uroce::wire::VlanTag;
 
@@ -23,6 +25,8 @@ pub(crate) enum DeviceArg {
     Udp(IpAddr),
     /// Raw Ethernet through AF_PACKET: needs CAP_NET_RAW.
     Packet(PacketArg),
+    /// Behind a TAP interface, with a MAC and addresses of its own: needs CAP_NET_ADMIN, or a TAP that is the user's.
+    Tap(TapArg),
     /// Raw Ethernet on this interface through the pnet library: portable, slower.
     Pnet(String),
     /// An RDMA device, through libibverbs.
@@ -61,7 +65,7 @@ impl PacketArg {
             match part.split_once('=') {
                 Some(("mac", v)) => mac = Some(parse_mac(v).ok_or_else(bad)?),
                 Some(("ip", v)) => addresses.push(address(v)?),
-                Some(("vlan", v)) => vlan = Some(v.parse().ok().filter(|id| (1..4095).contains(id)).ok_or_else(bad)?),
+                Some(("vlan", v)) => vlan = Some(parse_vlan(v).ok_or_else(bad)?),
                 _ => return Err(bad()),
             }
         }
@@ -72,6 +76,64 @@ impl PacketArg {
         };
         Ok(Self { interface, own, vlan })
     }
+}
+
+/// A `tap:` device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TapArg {
+    /// Its interface.
+    pub(crate) interface: String,
+    /// `None`: one that follows from the first address.
+    mac: Option<MacAddr>,
+    /// At least one.
+    addresses: Vec<IpAddr>,
+    vlan: Option<u16>,
+    mtu: Option<u16>,
+    keep: bool,
+}
+
+impl TapArg {
+    /// As the device takes it.
+    pub(crate) fn config(&self) -> TapConfig {
+        let mac = self.mac.unwrap_or_else(|| self.addresses.first().map_or_else(MacAddr::default, own_mac));
+        TapConfig {
+            vlan: self.vlan.map(|id| VlanTag { id, priority: 0 }),
+            mtu: self.mtu.map(usize::from),
+            persistent: self.keep,
+            ..TapConfig::new(self.interface.as_str(), mac, self.addresses.clone())
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, DeviceArgError> {
+        let mut parts = text.split(',');
+        let interface = interface(parts.next().unwrap_or_default())?;
+        let mut tap = Self { interface, mac: None, addresses: Vec::new(), vlan: None, mtu: None, keep: false };
+        for part in parts {
+            let bad = || DeviceArgError::TapOption(part.into());
+            match part.split_once('=') {
+                Some(("mac", v)) => tap.mac = Some(parse_mac(v).ok_or_else(bad)?),
+                Some(("ip", v)) => tap.addresses.push(address(v)?),
+                Some(("vlan", v)) => tap.vlan = Some(parse_vlan(v).ok_or_else(bad)?),
+                Some(("mtu", v)) => tap.mtu = Some(v.parse().map_err(|_| bad())?),
+                None if part == "keep" => tap.keep = true,
+                _ => return Err(bad()),
+            }
+        }
+        if tap.addresses.is_empty() { Err(DeviceArgError::NoTapAddress) } else { Ok(tap) }
+    }
+}
+
+/// A MAC that is nobody's, made of the end of an address: 02:75 and four bytes.
+fn own_mac(address: &IpAddr) -> MacAddr {
+    let [.., a, b, c, d] = match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    MacAddr([2, 0x75, a, b, c, d])
+}
+
+fn parse_vlan(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|id| (1..4095).contains(id))
 }
 
 fn parse_mac(text: &str) -> Option<MacAddr> {
@@ -88,7 +150,7 @@ fn parse_mac(text: &str) -> Option<MacAddr> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DeviceArgError {
     /// Neither of the kinds.
-    #[error("`{0}` is no device; write udp:ADDR, packet:IFNAME, pnet:IFNAME, hw:NAME or loop")]
+    #[error("`{0}` is no device; write udp:ADDR, packet:IFNAME, tap:IFNAME,ip=ADDR, pnet:IFNAME, hw:NAME or loop")]
     Kind(String),
     /// `udp:` with something that is no address.
     #[error("`{0}` is no IP address; write for example udp:127.0.0.1 or udp:::1")]
@@ -99,6 +161,12 @@ pub(crate) enum DeviceArgError {
     /// Something else behind a comma.
     #[error("`{0}` is no option of packet:; write mac=02:00:00:00:00:01, ip=ADDR or vlan=1 to 4094")]
     PacketOption(String),
+    /// The same, of a TAP.
+    #[error("`{0}` is no option of tap:; write ip=ADDR, mac=02:00:00:00:00:01, vlan=1 to 4094, mtu=BYTES or keep")]
+    TapOption(String),
+    /// Behind a TAP there is nobody yet.
+    #[error("an endpoint behind a TAP needs an address of its own; write tap:IFNAME,ip=ADDR")]
+    NoTapAddress,
     /// A MAC without an address, or the other way round.
     #[error("an endpoint of its own needs both mac= and ip=")]
     HalfOwned,
@@ -120,6 +188,7 @@ impl FromStr for DeviceArg {
         match text.split_once(':') {
             Some(("udp", address)) => udp(address),
             Some(("packet", rest)) => PacketArg::parse(rest).map(Self::Packet),
+            Some(("tap", rest)) => TapArg::parse(rest).map(Self::Tap),
             Some(("pnet", name)) => interface(name).map(Self::Pnet),
             Some(("hw", name)) => hardware(name).map(Self::Hw),
             _ => Err(DeviceArgError::Kind(text.into())),
@@ -170,6 +239,14 @@ impl fmt::Display for DeviceArg {
                 }
                 packet.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))
             }
+            Self::Tap(tap) => {
+                write!(f, "tap:{}", tap.interface)?;
+                tap.mac.map_or(Ok(()), |mac| write!(f, ",mac={mac}"))?;
+                tap.addresses.iter().try_for_each(|a| write!(f, ",ip={a}"))?;
+                tap.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))?;
+                tap.mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
+                if tap.keep { f.write_str(",keep") } else { Ok(()) }
+            }
             Self::Pnet(name) => write!(f, "pnet:{name}"),
             Self::Hw(HwArg { name, port: 1 }) => write!(f, "hw:{name}"),
             Self::Hw(HwArg { name, port }) => write!(f, "hw:{name}/{port}"),
@@ -190,6 +267,8 @@ mod tests {
             "packet:eth0",
             "packet:eth0,vlan=7",
             "packet:eth0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7",
+            "tap:tap0,ip=10.0.0.5",
+            "tap:tap0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7,mtu=9000,keep",
             "pnet:veth-a",
             "hw:rxe0",
             "hw:mlx5_0/2",
@@ -198,6 +277,17 @@ mod tests {
             assert_eq!(text.parse::<DeviceArg>().unwrap().to_string(), text);
         }
         assert_eq!("udp:[::1]".parse(), Ok(DeviceArg::Udp("::1".parse().unwrap())));
+    }
+
+    #[test]
+    fn a_tap_without_a_mac_has_one_of_its_first_address() {
+        let mac = |text: &str| match text.parse() {
+            Ok(DeviceArg::Tap(tap)) => tap.config().mac.to_string(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(mac("tap:tap0,ip=10.0.1.5,ip=fd00::7"), "02:75:0a:00:01:05");
+        assert_eq!(mac("tap:tap0,ip=fd00::7"), "02:75:00:00:00:07");
+        assert_eq!(mac("tap:tap0,ip=fd00::7,mac=02:00:00:00:00:09"), "02:00:00:00:00:09");
     }
 
     #[test]
@@ -214,6 +304,10 @@ mod tests {
             assert_eq!(error(&format!("packet:eth0,{bad}")), DeviceArgError::PacketOption(bad.into()));
         }
         assert_eq!(error("packet:eth0,ip=10.0.0.5"), DeviceArgError::HalfOwned);
+        for bad in ["mac=02", "vlan=0", "mtu=x", "mtu=70000", "kept", ""] {
+            assert_eq!(error(&format!("tap:tap0,ip=10.0.0.5,{bad}")), DeviceArgError::TapOption(bad.into()));
+        }
+        assert_eq!(error("tap:tap0"), DeviceArgError::NoTapAddress);
         assert_eq!(error("pnet:a b"), DeviceArgError::Interface("a b".into()));
         for bad in ["", "rxe0/0", "rxe0/256", "rxe0/x", "/1", "a b"] {
             assert_eq!(error(&format!("hw:{bad}")), DeviceArgError::Hardware(bad.into()));

@@ -19,8 +19,8 @@ use crate::report::Output;
 /// Flags of `uroce devinfo`, with the letters of ibv_devinfo.
 #[derive(Args, Debug)]
 pub(crate) struct DevinfoArgs {
-    /// Only this device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME or hw:NAME [default: a udp:
-    /// device for each address]
+    /// Only this device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], tap:IFNAME,ip=ADDR, pnet:IFNAME or hw:NAME
+    /// [default: a udp: device for each address]
     #[arg(short, long)]
     device: Option<DeviceArg>,
     /// Port of the device; there is one
@@ -94,6 +94,7 @@ impl Info {
         let engine = node::idle_engine(device)?;
         let netdev = match device {
             DeviceArg::Packet(packet) => Some(packet.interface.clone()),
+            DeviceArg::Tap(tap) => Some(tap.interface.clone()),
             DeviceArg::Pnet(name) => Some(name.clone()),
             DeviceArg::Udp(address) => interface_of(*address),
             DeviceArg::Hw(_) | DeviceArg::Loop => None,

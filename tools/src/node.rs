@@ -11,6 +11,7 @@ use uroce::device::af_packet::AfPacket;
 use uroce::device::impair::{ImpairModel, Impaired};
 use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
+use uroce::device::tap::TapDevice;
 use uroce::device::udp::UdpDevice;
 use uroce::engine::Engine;
 use uroce::host::{self, Host};
@@ -31,6 +32,7 @@ fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
     wrap::wrap(match device {
         DeviceArg::Udp(address) => Box::new(UdpDevice::open(*address)?),
         DeviceArg::Packet(packet) => Box::new(AfPacket::open(packet.config())?),
+        DeviceArg::Tap(tap) => Box::new(TapDevice::open(tap.config())?),
         DeviceArg::Pnet(name) => Box::new(PnetDevice::open(name)?),
         // A switch of its own: nobody else is on it.
         DeviceArg::Loop => Box::new(Switch::new().port(&[Ipv4Addr::LOCALHOST.into()])),

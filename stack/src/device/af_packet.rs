@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use socket2::Socket;
 
 pub use super::ethernet::AddressMode;
-use super::ethernet::{EthernetPort, GroupSockets, Placed, Setup};
+use super::ethernet::{EthernetPort, Framing, GroupSockets, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{BATCH, PacketSocket, RecvBatch, SendBatch};
 use super::sys::poll::{Watch, wait};
@@ -94,7 +94,7 @@ impl AfPacket {
         raise_buffers(tx_socket.as_fd(), SOCKET_BUFFER);
         setup.listen(&rx_socket).map_err(open_error)?;
         let guards = setup.guards()?;
-        let port = setup.port("packet", config.icrc)?;
+        let port = setup.port("packet", config.icrc, Framing::Plain)?;
         Ok(Self {
             tx: SendBatch::new(port.slot_len()),
             port,

@@ -15,6 +15,7 @@ pub mod pcap;
 pub mod pnet;
 pub mod probe;
 pub(crate) mod sys;
+pub mod tap;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod udp;
@@ -229,6 +230,46 @@ pub enum DeviceError {
         name: String,
         /// Its MTU.
         mtu: usize,
+    },
+    /// The system has no TUN/TAP driver.
+    #[error("there is no usable /dev/net/tun; `modprobe tun`, or give the container that device")]
+    NoTun,
+    /// The user may not make this TAP, or not attach to it.
+    #[error(
+        "TAP {name} needs cap_net_admin; run as root, or `setcap cap_net_admin+ep` the program, or let root make it for \
+         your user: `ip tuntap add dev {name} mode tap user USER && ip link set {name} up`"
+    )]
+    TapNotPermitted {
+        /// The interface.
+        name: String,
+    },
+    /// Another process is attached to the TAP.
+    #[error("TAP {name} is in use by another process; give each endpoint a TAP of its own")]
+    TapInUse {
+        /// The interface.
+        name: String,
+    },
+    /// The interface is something else.
+    #[error("interface {name} is no TAP; take another name, or `packet:{name}`")]
+    NotTap {
+        /// The interface.
+        name: String,
+    },
+    /// The kernel's end of a TAP has this MAC.
+    #[error("{mac} is the kernel's own on {name}; an endpoint behind a TAP needs one of its own")]
+    MacTaken {
+        /// Asked for.
+        mac: MacAddr,
+        /// The interface.
+        name: String,
+    },
+    /// The kernel's end of a TAP has this address.
+    #[error("{address} is the kernel's own on {name}; an endpoint behind a TAP needs one of its own")]
+    AddressTaken {
+        /// Asked for.
+        address: IpAddr,
+        /// The interface.
+        name: String,
     },
     /// A multicast group cannot be joined.
     #[error("joining multicast group {group}: {source}")]

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use pnet::datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender};
 use socket2::Socket;
 
-use super::ethernet::{AddressMode, EthernetPort, GroupSockets, Placed, Setup};
+use super::ethernet::{AddressMode, EthernetPort, Framing, GroupSockets, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{FRAME_MAX, PacketSocket};
 use super::sys::poll::{Watch, wait};
@@ -85,7 +85,7 @@ impl PnetDevice {
         };
         let groups = GroupSockets::new(setup.facts.index);
         let guards = setup.guards()?;
-        let port = setup.port("pnet", IcrcMode::Check)?;
+        let port = setup.port("pnet", IcrcMode::Check, Framing::Plain)?;
         let slot = vec![0; port.slot_len()].into_boxed_slice();
         Ok(Self { port, rx, tx, descriptor, slot, waiting: None, groups, _guards: guards })
     }

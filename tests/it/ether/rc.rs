@@ -23,10 +23,16 @@ pub(super) struct Side {
     pub(super) qpn: Qpn,
     pub(super) mr: MemoryRegion,
     region: Region,
+    /// Bytes of a message; the region has room for two.
+    len: usize,
 }
 
 impl Side {
     pub(super) fn new(device: Box<dyn Device>) -> Self {
+        Self::sized(device, LEN)
+    }
+
+    fn sized(device: Box<dyn Device>, len: usize) -> Self {
         let mut engine = Engine::open(device).unwrap();
         let verbs = engine.endpoint_mut();
         let pd = verbs.alloc_pd().unwrap();
@@ -35,10 +41,10 @@ impl Side {
         let (qp_type, srq) = (QpType::Rc, None);
         let init = QpInit { pd, qp_type, send_cq: cq, recv_cq: cq, srq, caps, signal_all: true, qpn: None };
         let qp = verbs.create_qp(init).unwrap();
-        let region = Region::alloc(2 * LEN).unwrap();
+        let region = Region::alloc(2 * len).unwrap();
         let mr = verbs.register(pd, &region, AccessFlags::ALL, None).unwrap();
         let qpn = verbs.query_qp(qp).unwrap().qpn;
-        Self { engine, cq, qp, qpn, mr, region }
+        Self { engine, cq, qp, qpn, mr, region, len }
     }
 
     /// Connects to `peer` from the GID with this index.
@@ -70,7 +76,8 @@ impl Side {
 
     /// The first or second half of the region.
     pub(super) fn half(&self, second: bool) -> Sge {
-        Sge { addr: self.mr.iova + u64::from(second) * LEN as u64, length: LEN as u32, lkey: self.mr.lkey }
+        let (addr, length) = (self.mr.iova + u64::from(second) * self.len as u64, self.len as u32);
+        Sge { addr, length, lkey: self.mr.lkey }
     }
 
     pub(super) fn post(&mut self, operation: Operation, second: bool) {
@@ -104,31 +111,37 @@ pub(super) fn run(a: &mut Side, b: &mut Side, of_a: &[WcOpcode], of_b: &[WcOpcod
 
 /// SEND, WRITE and READ of `LEN` bytes from `x` to `y`.
 fn exchange(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: IpAddr) {
-    let (mut a, mut b) = (Side::new(a), Side::new(b));
+    exchange_of(a, b, x, y, LEN, PathMtu::B2048);
+}
+
+/// The same with `len` bytes, on interfaces of path MTU `most`.
+pub(super) fn exchange_of(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: IpAddr, len: usize, most: PathMtu) {
+    let (mut a, mut b) = (Side::sized(a, len), Side::sized(b, len));
     let ((ia, ga), (ib, gb)) = (a.gid(x), b.gid(y));
     let mtu = a.engine.device().capabilities().path_mtu.min(b.engine.device().capabilities().path_mtu);
-    assert_eq!(mtu, PathMtu::B2048, "packets fill the interface");
+    assert_eq!(mtu, most, "packets fill the interface");
     let (qa, qb) = (a.qpn, b.qpn);
     a.connect(ia, gb, qb, mtu);
     b.connect(ib, ga, qa, mtu);
-    let pattern: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+    let pattern: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
     a.region.write(0, &pattern).unwrap();
     let sges = [b.half(false)];
     b.engine.endpoint_mut().post_recv(b.qp, &[RecvWr { wr_id: 7, sges: &sges }]).unwrap();
     a.post(Operation::Send, false);
     run(&mut a, &mut b, &[WcOpcode::Send], &[WcOpcode::Recv]);
-    assert_eq!(b.region.to_vec()[..LEN], pattern);
+    assert_eq!(b.region.to_vec()[..len], pattern);
     let remote = Remote { addr: b.half(true).addr, rkey: b.mr.rkey };
     a.post(Operation::Write(remote), false);
     run(&mut a, &mut b, &[WcOpcode::RdmaWrite], &[]);
-    assert_eq!(b.region.to_vec()[LEN..], pattern);
+    assert_eq!(b.region.to_vec()[len..], pattern);
     a.post(Operation::Read(remote), true);
     run(&mut a, &mut b, &[WcOpcode::RdmaRead], &[]);
-    assert_eq!(a.region.to_vec()[LEN..], pattern);
+    assert_eq!(a.region.to_vec()[len..], pattern);
     for side in [&mut a, &mut b] {
         assert_eq!(side.engine.device().lost(), Default::default());
         // No ICRC was wrong, nor anything else. (A loaded machine may make a retransmission timer fire.)
-        assert_eq!(side.engine.endpoint_mut().counters().dropped_in_all(), 0);
+        let counters = side.engine.endpoint_mut().counters();
+        assert_eq!(counters.dropped_in_all(), 0, "{counters:?}");
     }
 }
 

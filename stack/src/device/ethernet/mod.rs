@@ -7,6 +7,7 @@
 mod groups;
 mod next_hop;
 mod setup;
+pub(super) mod vnet;
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -16,6 +17,7 @@ pub(super) use self::groups::{GroupSockets, join_v4};
 use self::next_hop::HopCache;
 pub(super) use self::next_hop::Routes;
 pub(super) use self::setup::Setup;
+use self::vnet::{PLAIN, VNET_HEADER};
 use super::{DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink};
 use crate::burst::{IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::neighbor::{NeighborConfig, NeighborCounters, Neighbors, Resolution};
@@ -23,8 +25,8 @@ use crate::time::Instant;
 use crate::types::{MacAddr, PathMtu};
 use crate::wire::{Flow, OuterError, VlanTag, parse_ethernet, parse_ip, write_ethernet};
 
-/// Bytes that a slot has before the IP header: an Ethernet header with a VLAN tag.
-pub(super) const HEADROOM: usize = 18;
+/// Bytes that a slot has before the IP header: a virtio network header and an Ethernet header with a VLAN tag.
+pub(super) const HEADROOM: usize = VNET_HEADER + 18;
 /// Bytes of an Ethernet header without a tag.
 const UNTAGGED: usize = 14;
 /// Bursts that wait for resolution; further ones are lost.
@@ -33,8 +35,12 @@ pub(super) const HELD_MAX: usize = 1024;
 pub(super) const HELD_PER_HOP_MAX: usize = 256;
 /// Bursts to our own address that wait to be received; further ones are lost.
 pub(super) const LOOPED_MAX: usize = 1024;
-/// Segments a burst. Superframes need a device that says how it numbers the segments; this one sends frames.
-const SEGMENTS_MAX: usize = 1;
+/// Bytes of all that waits for resolution, and of all that waits to be received by ourselves; further bursts are lost.
+pub(super) const WAITING_BYTES_MAX: usize = 8 << 20;
+/// Bytes of memory that is kept for the next burst that has to wait.
+const SPARE_BYTES_MAX: usize = 4 << 20;
+/// Bytes of the longest IP packet, and so of a superframe.
+const IP_MAX: usize = 65_535;
 const MTU_MIN: usize = 256 + PathMtu::HEADER_ALLOWANCE;
 const VLAN_TPID: [u8; 2] = [0x81, 0x00];
 
@@ -55,6 +61,18 @@ pub enum AddressMode {
     },
 }
 
+/// How frames are handed to the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// As they are.
+    Plain,
+    /// Behind a virtio network header.
+    Vnet {
+        /// Segments that a superframe may have; 1: only packets are sent.
+        segments_max: usize,
+    },
+}
+
 /// What the port is made of.
 pub(super) struct PortConfig {
     /// Name of the device, for people.
@@ -69,12 +87,13 @@ pub(super) struct PortConfig {
     /// Whether we answer for the addresses.
     pub(super) answers: bool,
     pub(super) routes: Routes,
+    pub(super) framing: Framing,
 }
 
 /// What became of a burst that was put into a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Placed {
-    /// These bytes of the slot are a frame to send.
+    /// These bytes of the slot are a frame to send, its virtio header included where frames have one.
     Send(Range<usize>),
     /// It was kept, or counted as lost: the slot is free.
     Gone,
@@ -98,11 +117,16 @@ pub(super) struct EthernetPort {
     routes: Routes,
     hops: HopCache,
     held: VecDeque<Held>,
+    held_bytes: usize,
     ready: VecDeque<Vec<u8>>,
-    looped: VecDeque<Vec<u8>>,
+    /// IP packets with the bytes of a segment.
+    looped: VecDeque<(Vec<u8>, usize)>,
+    looped_bytes: usize,
     spare: Vec<Vec<u8>>,
+    spare_bytes: usize,
     losses: DeviceLosses,
     next_id: u16,
+    vnet: bool,
     /// Multicast groups that our own packets shall reach too.
     groups: Vec<IpAddr>,
 }
@@ -111,7 +135,7 @@ impl EthernetPort {
     /// # Errors
     /// [`DeviceError::MtuTooSmall`].
     pub(super) fn new(config: PortConfig) -> Result<Self, DeviceError> {
-        let PortConfig { name, interface, mtu, mac, addresses, vlan, icrc, answers, routes } = config;
+        let PortConfig { name, interface, mtu, mac, addresses, vlan, icrc, answers, routes, framing } = config;
         let Some(path_mtu) = PathMtu::for_interface(mtu).filter(|_| mtu >= MTU_MIN) else {
             return Err(DeviceError::MtuTooSmall { name: interface, mtu });
         };
@@ -120,7 +144,10 @@ impl EthernetPort {
             medium: Medium::Ip,
             mtu,
             path_mtu,
-            segments_max: SEGMENTS_MAX,
+            segments_max: match framing {
+                Framing::Plain => 1,
+                Framing::Vnet { segments_max } => segments_max.max(1),
+            },
             icrc,
             addresses,
             mac: Some(mac),
@@ -135,11 +162,15 @@ impl EthernetPort {
             routes,
             hops: HopCache::default(),
             held: VecDeque::with_capacity(HELD_MAX),
+            held_bytes: 0,
             ready: VecDeque::with_capacity(HELD_MAX),
             looped: VecDeque::new(),
+            looped_bytes: 0,
             spare: Vec::new(),
+            spare_bytes: 0,
             losses: DeviceLosses::default(),
             next_id: 1,
+            vnet: framing != Framing::Plain,
             groups: Vec::new(),
         })
     }
@@ -173,7 +204,7 @@ impl EthernetPort {
 
     /// Bytes that a slot must have.
     pub(super) const fn slot_len(&self) -> usize {
-        HEADROOM + self.capabilities.mtu
+        HEADROOM + if self.capabilities.segments_max > 1 { IP_MAX } else { self.capabilities.mtu }
     }
 
     /// A slot as the endpoint shall fill it.
@@ -181,7 +212,7 @@ impl EthernetPort {
         TxRoom {
             buf: slot,
             headroom: HEADROOM,
-            segments_max: SEGMENTS_MAX,
+            segments_max: self.capabilities.segments_max,
             ids: IdRule::From(self.next_id),
             medium: Medium::Ip,
         }
@@ -189,11 +220,13 @@ impl EthernetPort {
 
     /// Puts the Ethernet header before what the endpoint wrote into `slot`.
     pub(super) fn place(&mut self, now: Instant, burst: &TxBurst, slot: &mut [u8]) -> Placed {
-        self.next_id = self.next_id.wrapping_add(1);
+        #[allow(clippy::cast_possible_truncation)] // Ids are modular.
+        let ids = burst.segments as u16;
+        self.next_id = self.next_id.wrapping_add(ids);
         let flow = &burst.flow;
         let ours = &self.capabilities.addresses;
         // What another would refuse: a foreign source, or a packet that the interface cannot carry.
-        if burst.segments != 1 || burst.len > self.capabilities.mtu || !ours.contains(&flow.src) {
+        if !self.fits(burst) || !ours.contains(&flow.src) {
             self.losses.transmit += 1;
             return Placed::Gone;
         }
@@ -264,31 +297,39 @@ impl EthernetPort {
                 sink(RxBurst { flow, bytes, segment, ids: RxIds::Known(parsed.ip), at: now });
                 return true;
             }
-            Err(OuterError::NotIp(_) | OuterError::NotUdp(_) | OuterError::NotRoce(_)) => {
-                self.neighbors.handle_frame(now, frame);
-                self.release();
-            }
+            Err(OuterError::NotIp(_) | OuterError::NotUdp(_) | OuterError::NotRoce(_)) => self.resolve_from(now, frame),
             // Options and fragments are found before the protocol is.
-            Err(_) if !is_udp(frame) => {
-                self.neighbors.handle_frame(now, frame);
-                self.release();
-            }
+            Err(_) if !is_udp(frame) => self.resolve_from(now, frame),
             Err(_) => self.losses.receive += 1,
         }
         false
+    }
+
+    /// Takes up a frame for resolution, or a ping.
+    fn resolve_from(&mut self, now: Instant, frame: &[u8]) {
+        match frame.split_at_checked(12) {
+            // A TAP leaves the tag in the frame.
+            Some((macs, rest)) if rest.starts_with(&VLAN_TPID) => {
+                let untagged = [macs, rest.get(4..).unwrap_or_default()].concat();
+                self.neighbors.handle_frame(now, &untagged);
+            }
+            _ => self.neighbors.handle_frame(now, frame),
+        }
+        self.release();
     }
 
     /// Hands at most `budget` bursts that we sent to ourselves to `sink`; returns how many.
     pub(super) fn receive_looped(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> usize {
         let mut handed = 0;
         while handed < budget
-            && let Some(packet) = self.looped.pop_front()
+            && let Some((packet, segment)) = self.looped.pop_front()
         {
+            self.looped_bytes = self.looped_bytes.saturating_sub(packet.len());
             match parse_ip(&packet) {
                 Ok(parsed) => {
                     let bytes = parsed.payload;
                     let ids = RxIds::Known(parsed.ip);
-                    sink(RxBurst { flow: parsed.flow, bytes, segment: bytes.len(), ids, at: now });
+                    sink(RxBurst { flow: parsed.flow, bytes, segment: segment.min(bytes.len()), ids, at: now });
                     handed += 1;
                 }
                 Err(_) => self.losses.receive += 1,
@@ -317,6 +358,9 @@ impl EthernetPort {
             let tci = (u16::from(tag.priority & 7) << 13 | (tag.id & 0xfff)).to_be_bytes();
             frame.splice(12..12, VLAN_TPID.into_iter().chain(tci));
         }
+        if self.vnet {
+            frame.splice(0..0, PLAIN);
+        }
         Some((frame, false))
     }
 
@@ -330,8 +374,9 @@ impl EthernetPort {
 
     /// Takes a sent frame's memory back.
     pub(super) fn recycle(&mut self, mut bytes: Vec<u8>) {
-        if self.spare.len() < HELD_MAX {
+        if self.spare.len() < HELD_MAX && self.spare_bytes + bytes.capacity() <= SPARE_BYTES_MAX {
             bytes.clear();
+            self.spare_bytes += bytes.capacity();
             self.spare.push(bytes);
         }
     }
@@ -345,6 +390,19 @@ impl EthernetPort {
         let now = Some(Instant::ZERO)
             .filter(|_| !self.looped.is_empty() || !self.ready.is_empty() || self.neighbors.has_frames());
         now.or_else(|| self.neighbors.poll_timeout())
+    }
+
+    /// Whether the interface can carry every packet of it.
+    fn fits(&self, burst: &TxBurst) -> bool {
+        let DeviceCapabilities { mtu, segments_max, .. } = self.capabilities;
+        let header = burst.flow.header_len();
+        match burst.segments {
+            1 => burst.len <= mtu,
+            n => {
+                let segments = burst.len.saturating_sub(header).div_ceil(burst.segment.max(1));
+                n <= segments_max && segments == n && header + burst.segment <= mtu && burst.len <= IP_MAX
+            }
+        }
     }
 
     fn is_ours(&self, ip: IpAddr) -> bool {
@@ -374,9 +432,18 @@ impl EthernetPort {
 
     fn frame(&self, mac: MacAddr, burst: &TxBurst, slot: &mut [u8]) -> Option<Range<usize>> {
         let vlan = tag_of(burst.flow.vlan, self.vlan);
-        let start = if vlan.is_some() { 0 } else { HEADROOM - UNTAGGED };
+        let start = if vlan.is_some() { VNET_HEADER } else { HEADROOM - UNTAGGED };
         write_ethernet(mac, self.mac, vlan, burst.flow.dst.is_ipv4(), slot.get_mut(start..HEADROOM)?)?;
-        Some(start..HEADROOM + burst.len)
+        let frame = start..HEADROOM + burst.len;
+        if !self.vnet {
+            return Some(frame);
+        }
+        let header = match burst.segments {
+            1 => PLAIN,
+            _ => vnet::superframe(slot.get_mut(frame.clone())?, HEADROOM - start, burst.segment)?,
+        };
+        slot.get_mut(..start)?.last_chunk_mut().map(|to| *to = header)?;
+        Some(start - VNET_HEADER..frame.end)
     }
 
     /// Keeps a burst until its next hop is known. Of too many for one hop the oldest goes: the peer sees a gap before
@@ -389,28 +456,32 @@ impl EthernetPort {
             && let Some(oldest) = self.held.remove(oldest)
         {
             self.losses.transmit += 1;
+            self.held_bytes = self.held_bytes.saturating_sub(oldest.bytes.len());
             self.recycle(oldest.bytes);
         }
-        if self.held.len() >= HELD_MAX {
+        if self.held.len() >= HELD_MAX || self.held_bytes + bytes.len() > WAITING_BYTES_MAX {
             self.losses.transmit += 1;
             return;
         }
         let bytes = self.copy(bytes);
+        self.held_bytes += bytes.len();
         self.held.push_back(Held { hop, burst: *burst, bytes });
     }
 
     fn loop_back(&mut self, burst: &TxBurst, slot: &[u8]) {
         let Some(bytes) = slot.get(HEADROOM..HEADROOM + burst.len) else { return };
-        if self.looped.len() >= LOOPED_MAX {
+        if self.looped.len() >= LOOPED_MAX || self.looped_bytes + bytes.len() > WAITING_BYTES_MAX {
             self.losses.transmit += 1;
             return;
         }
         let bytes = self.copy(bytes);
-        self.looped.push_back(bytes);
+        self.looped_bytes += bytes.len();
+        self.looped.push_back((bytes, burst.segment));
     }
 
     fn copy(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut copy = self.spare.pop().unwrap_or_default();
+        self.spare_bytes = self.spare_bytes.saturating_sub(copy.capacity());
         copy.extend_from_slice(bytes);
         copy
     }
@@ -424,8 +495,12 @@ impl EthernetPort {
         self.hops.clear();
         for _ in 0..self.held.len() {
             let Some(mut held) = self.held.pop_front() else { break };
+            self.held_bytes = self.held_bytes.saturating_sub(held.bytes.len());
             match self.neighbors.peek(held.hop) {
-                Some(Resolution::Pending) => self.held.push_back(held),
+                Some(Resolution::Pending) => {
+                    self.held_bytes += held.bytes.len();
+                    self.held.push_back(held);
+                }
                 Some(Resolution::Known(mac)) => match self.frame(mac, &held.burst, &mut held.bytes) {
                     Some(range) => {
                         held.bytes.drain(..range.start);

@@ -5,7 +5,7 @@ use std::io;
 
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
-use super::{AddressMode, EthernetPort, PortConfig, Routes};
+use super::{AddressMode, EthernetPort, Framing, PortConfig, Routes};
 use crate::device::filter::{self, Wanted};
 use crate::device::netlink::{InterfaceFacts, Netlink};
 use crate::device::sys::packet::PacketSocket;
@@ -122,7 +122,12 @@ impl Setup {
     ///
     /// # Errors
     /// [`DeviceError::MtuTooSmall`].
-    pub(in crate::device) fn port(self, kind: &str, icrc: IcrcMode) -> Result<EthernetPort, DeviceError> {
+    pub(in crate::device) fn port(
+        self,
+        kind: &str,
+        icrc: IcrcMode,
+        framing: Framing,
+    ) -> Result<EthernetPort, DeviceError> {
         let mut port = EthernetPort::new(PortConfig {
             name: format!("{kind}:{}", self.facts.name),
             interface: self.facts.name,
@@ -133,6 +138,7 @@ impl Setup {
             icrc,
             answers: self.answers,
             routes: self.routes,
+            framing,
         })?;
         if self.answers {
             port.announce();

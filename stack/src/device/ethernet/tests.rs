@@ -19,6 +19,10 @@ fn at(millis: u64) -> Instant {
 }
 
 fn port(vlan: Option<VlanTag>) -> EthernetPort {
+    framed(vlan, Framing::Plain)
+}
+
+fn framed(vlan: Option<VlanTag>, framing: Framing) -> EthernetPort {
     EthernetPort::new(PortConfig {
         name: "test".to_owned(),
         interface: "test".to_owned(),
@@ -29,6 +33,7 @@ fn port(vlan: Option<VlanTag>) -> EthernetPort {
         icrc: IcrcMode::Check,
         answers: true,
         routes: Routes::OnLink,
+        framing,
     })
     .unwrap()
 }
@@ -173,6 +178,13 @@ fn everything_is_tagged_in_a_vlan() {
     assert_eq!(next(&mut p).unwrap()[12..18], [0x81, 0, 0x60, 7, 8, 6]);
     accept(&mut p, &arp_reply(PEER, 2), Some(7), None);
     assert_eq!(next(&mut p).unwrap()[12..18], [0x81, 0, 0x60, 7, 8, 0]);
+    // An answer whose tag is still in it.
+    assert_eq!(place(&mut p, at(0), flow("10.0.0.1", "10.0.0.3"), 1), None);
+    let mut tagged = arp_reply(PEER, 3);
+    tagged.splice(12..12, [0x81, 0, 0, 7]);
+    accept(&mut p, &tagged, None, None);
+    assert_eq!(next(&mut p).unwrap()[12..18], [0x81, 0, 0x60, 7, 8, 6]);
+    assert_eq!(next(&mut p).unwrap()[12..18], [0x81, 0, 0x60, 7, 8, 0]);
     // In: the tag beside the frame or still in it, ours and no other.
     let back = flow("10.0.0.2", "10.0.0.1");
     let with = |id, priority| Flow { vlan: Some(VlanTag { id, priority }), ..back };
@@ -212,6 +224,84 @@ fn what_the_interface_or_the_peer_would_refuse_is_lost() {
         assert_eq!(p.place(at(0), &burst, &mut slot), Placed::Gone);
     }
     assert_eq!(p.losses().transmit, 3);
+}
+
+/// Writes a superframe of `len` bytes of segments.
+fn place_super(port: &mut EthernetPort, flow: Flow, segment: usize, len: usize) -> Option<Vec<u8>> {
+    let mut slot = vec![0; port.slot_len()];
+    let room = port.room(&mut slot);
+    let out = &mut room.buf[room.headroom..];
+    let header = write_outer(&flow, room.ids.id(0), len, out).unwrap();
+    let burst = TxBurst { flow, len: header + len, segment, segments: len.div_ceil(segment) };
+    match port.place(at(1), &burst, &mut slot) {
+        Placed::Send(range) => Some(slot[range].to_vec()),
+        Placed::Gone => None,
+    }
+}
+
+#[test]
+fn a_superframe_stands_behind_its_virtio_header_and_takes_an_id_a_segment() {
+    for vlan in [None, Some(VlanTag { id: 7, priority: 0 })] {
+        let mut p = framed(vlan, Framing::Vnet { segments_max: 64 });
+        let f = flow("10.0.0.1", "10.0.0.2");
+        let ethernet = if vlan.is_some() { 18 } else { 14 };
+        // The first waits for an answer; the question has a header of zeroes.
+        assert_eq!(place_super(&mut p, f, 1000, 5500), None);
+        let question = next(&mut p).unwrap();
+        assert_eq!((&question[..10], &question[10 + ethernet - 2..10 + ethernet]), (&[0; 10][..], &[8, 6][..]));
+        accept(&mut p, &arp_reply(PEER, 2), vlan.map(|v| v.id), None);
+        let waited = next(&mut p).unwrap();
+        let second = place_super(&mut p, f, 1000, 2000).unwrap();
+        let packet = place(&mut p, at(1), f, 9).unwrap();
+        for (bytes, id, kind, size) in [(waited, 1, 5, 1000), (second, 7, 5, 1000), (packet, 9, 0, 0)] {
+            assert_eq!((bytes[1], u16::from_ne_bytes([bytes[4], bytes[5]])), (kind, size));
+            assert_eq!(bytes[10..16], PEER.0);
+            let ip = 10 + ethernet;
+            assert_eq!((bytes[ip], &bytes[ip + 4..ip + 6]), (0x45, &[0, id][..]), "ids go up by the segments");
+        }
+        assert_eq!(p.losses(), DeviceLosses::default());
+    }
+}
+
+#[test]
+fn a_superframe_to_ourselves_comes_back_as_one() {
+    let mut p = framed(None, Framing::Vnet { segments_max: 64 });
+    assert_eq!(place_super(&mut p, flow("fd00::1", "fd00::1"), 1000, 5500), None);
+    let mut got = Vec::new();
+    p.receive_looped(at(1), 9, &mut |b| got.push((b.segment, b.bytes.len())));
+    assert_eq!(got, [(1000, 5500)]);
+    assert_eq!(p.looped_bytes, 0);
+}
+
+#[test]
+fn a_superframe_that_is_none_is_lost() {
+    let mut p = framed(None, Framing::Vnet { segments_max: 4 });
+    let f = flow("10.0.0.1", "239.0.0.1");
+    assert!(place_super(&mut p, f, 1472, 4 * 1472).is_some());
+    assert_eq!(place_super(&mut p, f, 1000, 5000), None, "a segment too many");
+    assert_eq!(place_super(&mut p, f, 1473, 3000), None, "a segment longer than the interface carries");
+    let mut slot = vec![0; p.slot_len()];
+    for segment in [0, 900, 2000] {
+        let burst = TxBurst { flow: f, len: 28 + 2000, segment, segments: 2 };
+        assert_eq!(p.place(at(1), &burst, &mut slot), Placed::Gone, "{segment} is not half of 2000, about");
+    }
+    assert_eq!(p.losses().transmit, 5);
+}
+
+#[test]
+fn the_bytes_that_wait_are_bounded() {
+    let mut p = framed(None, Framing::Vnet { segments_max: 64 });
+    let each = 64_000;
+    let room = WAITING_BYTES_MAX / (each + 28 + HEADROOM);
+    for host in 0..200 {
+        let f = flow("10.0.0.1", &format!("10.0.1.{host}"));
+        assert_eq!(place_super(&mut p, f, 1000, each), None);
+    }
+    assert_eq!((p.held.len(), p.losses().transmit), (room, 200 - room as u64));
+    assert!(p.held_bytes <= WAITING_BYTES_MAX);
+    accept(&mut p, &arp_reply(PEER, 9), None, None);
+    assert_eq!(place_super(&mut p, flow("10.0.0.1", "10.0.0.1"), 1000, each), None, "what is looped counts apart");
+    assert_eq!(p.looped.len(), 1);
 }
 
 proptest! {

@@ -7,6 +7,7 @@ pub(crate) mod interfaces;
 pub(crate) mod netns;
 pub(crate) mod packet;
 pub(crate) mod poll;
+pub(crate) mod tap;
 pub(crate) mod udp;
 
 use std::io;

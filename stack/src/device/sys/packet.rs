@@ -11,6 +11,7 @@ use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, RawFd};
 use socket2::{Domain, SockFilter, Socket, Type};
 
 use super::{ControlMessages, set_int};
+use crate::device::ethernet::vnet::{VNET_HEADER, segment_of};
 use crate::types::MacAddr;
 
 /// Frames that one system call moves.
@@ -20,11 +21,6 @@ pub(crate) const FRAME_MAX: usize = 65_535 + 18;
 /// Where a frame starts in its page: see the UDP socket's.
 const PAGE_OFFSET: usize = 1024;
 const PAGE: usize = 4096;
-/// A virtio network header (linux/virtio_net.h): flags, type of segmentation, header length, segment size, checksum
-/// start and offset.
-const VNET_HEADER: usize = 10;
-const VNET_GSO_UDP: u8 = 5;
-const VNET_GSO_ECN: u8 = 0x80;
 /// The system's constants, in the width that its structures want.
 const EVERY_PROTOCOL: u16 = libc::ETH_P_ALL as u16;
 const PROMISCUOUS: u16 = libc::PACKET_MR_PROMISC as u16;
@@ -249,10 +245,7 @@ impl RecvBatch {
             let truncated = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
             // SAFETY: the system has filled in the control messages of the first `got` headers.
             let tag = tag(unsafe { ControlMessages::of(&header.msg_hdr) });
-            let v = &self.vnet[i];
-            let size = u16::from_ne_bytes([v[4], v[5]]);
-            let segment = (v[1] & !VNET_GSO_ECN == VNET_GSO_UDP && size > 0).then_some(size);
-            self.metas[i] = Meta { len, truncated, tag, segment };
+            self.metas[i] = Meta { len, truncated, tag, segment: segment_of(&self.vnet[i]) };
         }
         Ok(got)
     }
