@@ -3,6 +3,9 @@
 //! Owns the set-up that the benchmarks share: a wire that carries packets between two endpoints in one thread, and a
 //! loop that keeps a queue of messages under way. Never measures by itself.
 
+pub mod party;
+pub mod veth;
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use uroce::burst::{IdRule, Medium, RxBurst, RxIds, TxRoom};

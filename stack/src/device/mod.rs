@@ -24,6 +24,7 @@ use core::net::IpAddr;
 use std::os::fd::RawFd;
 
 pub use self::intercept::{Direction, FLIPS_MAX, HELD_MAX, Intercepted, Judge, Verdict};
+pub use self::sys::affinity::{CpuSet, PinError, allowed_cpus, pin_current_thread, thread_cpu_time};
 pub use self::sys::netns::enter_netns;
 pub use crate::burst::IcrcMode;
 use crate::burst::{Medium, RxBurst, TxBurst, TxRoom};

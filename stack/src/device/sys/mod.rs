@@ -3,6 +3,7 @@
 //! Owns every `unsafe` call into libc that moves frames, lists interfaces or sleeps. Each file offers safe functions over
 //! buffers that it owns; nothing here decides anything or knows what a frame means.
 
+pub(crate) mod affinity;
 pub(crate) mod interfaces;
 pub(crate) mod netns;
 pub(crate) mod packet;
