@@ -1,8 +1,9 @@
 //! An 8-byte ping-pong of two threads that wait in each of the ways there are, beside TCP's, over a veth pair.
 //!
-//! `waits udp|packet [ROUNDS [WAYS]]`: ROUNDS (2000) exchanges in a batch, seven batches of each way in turn, each thread on a processor of
-//! its own. WAYS is a list such as `tcp-block,block` (all of them if not given). Prints the median of the round trips,
-//! of the batches' processor time a round trip, and the ratio to TCP that blocks. Needs root; Linux only.
+//! `waits udp|packet [ROUNDS [WAYS [CPUS]]]`: ROUNDS (2000) exchanges in a batch, seven batches of each way in turn. WAYS
+//! is a list such as `tcp-block,block` (all of them if not given), CPUS the processors of the two threads (`0,1`). Prints
+//! the median over the batches of their median and 99th percentile, the processor time of both threads a round trip, and
+//! the ratio to TCP that blocks. Needs root; Linux only.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use uroce::device::{pin_current_thread, thread_cpu_time};
-use uroce::engine::Engine;
+use uroce::engine::{Engine, PollPolicy, SPIN_DEFAULT};
 use uroce::host::{Handle, Host};
 use uroce::types::{PathMtu, RnrTimer};
 use uroce::verbs::{Operation, SendFlags};
@@ -78,6 +79,11 @@ impl End {
     fn batch(&mut self, way: &str, rounds: u32, first: bool) -> Batch {
         let (is_tcp, spins) = (way.starts_with("tcp"), way.ends_with("spin"));
         self.tcp.set_nonblocking(spins).expect("a socket");
+        self.verbs.set_poll_policy(match way {
+            "block" => PollPolicy::Block,
+            "spin" => PollPolicy::Spin,
+            _ => PollPolicy::Adaptive { spin: SPIN_DEFAULT },
+        });
         let begin = thread_cpu_time().expect("a clock");
         let mut trips = Vec::with_capacity(rounds as usize);
         for _ in 0..rounds {
@@ -102,6 +108,8 @@ fn main() -> ExitCode {
     let kind = arguments.first().map_or("udp", String::as_str);
     let rounds: u32 = arguments.get(1).and_then(|n| n.parse().ok()).unwrap_or(2000);
     let ways: Vec<&str> = arguments.get(2).map_or(WAYS.to_vec(), |list| list.split(',').collect());
+    let cpus: Vec<usize> =
+        arguments.get(3).map_or(vec![0, 1], |list| list.split(',').filter_map(|n| n.parse().ok()).collect());
     let veth = Veth::new(9000).expect("namespaces");
     let listener = veth.inside(1, || TcpListener::bind((Veth::address(1), 7)).expect("a port"));
     let client = veth.inside(0, || TcpStream::connect((Veth::address(1), 7)).expect("a connection"));
@@ -131,9 +139,9 @@ fn main() -> ExitCode {
             .iter_mut()
             .enumerate()
             .map(|(side, end)| {
-                let (barrier, ways) = (Arc::clone(&barrier), &ways);
+                let (barrier, ways, cpus) = (Arc::clone(&barrier), &ways, &cpus);
                 scope.spawn(move || {
-                    pin_current_thread(side).expect("two processors");
+                    pin_current_thread(cpus[side % cpus.len()]).expect("a processor");
                     let mut batches = Vec::new();
                     // One more, to warm up.
                     for way in (0..=BATCHES).flat_map(|_| ways) {

@@ -3,6 +3,11 @@
 //! Owns a device, an endpoint and a clock, and the order of a round: receive, timers, transmit. Reads the clock once a
 //! round and hands the time down. Never decides what a packet means, and knows no other thread: `host` does.
 
+mod polling;
+
+pub(crate) use polling::{Idle, Patience};
+pub use polling::{PollPolicy, SPIN_DEFAULT};
+
 use crate::device::{Device, DeviceError};
 use crate::endpoint::{Endpoint, EndpointConfig};
 use crate::time::{Clock, Duration, Instant};
@@ -80,6 +85,7 @@ pub struct Engine<D, C = MonotonicClock> {
     device: D,
     endpoint: Endpoint,
     clock: C,
+    patience: Patience,
 }
 
 /// The configuration of an endpoint that suits `device`.
@@ -115,7 +121,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
     /// An engine on `clock`.
     #[must_use]
     pub fn with_clock(device: D, endpoint: Endpoint, clock: C) -> Self {
-        Self { device, endpoint, clock }
+        Self { device, endpoint, clock, patience: Patience::new(PollPolicy::default()) }
     }
 
     /// One round: receives what waits, runs timers that are due, sends what is ready, each within its budget. Returns
@@ -153,6 +159,18 @@ impl<D: Device, C: Clock> Engine<D, C> {
         Ok(())
     }
 
+    /// Sends what is ready, within the budget, and does nothing else: what arrived meanwhile is for the next round.
+    pub(crate) fn push(&mut self) -> Result<Round, DeviceError> {
+        let (now, endpoint) = (self.clock.now(), &mut self.endpoint);
+        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
+        Ok(Round { at: now, received: 0, sent })
+    }
+
+    /// What [`Engine::run_until`] and [`Engine::run_until_some`] do while nothing is due.
+    pub fn set_poll_policy(&mut self, policy: PollPolicy) {
+        self.patience = Patience::new(policy);
+    }
+
     /// When a round is due though nothing arrives.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
@@ -173,7 +191,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
         self.device.wait(timeout)
     }
 
-    /// Runs until `deadline`, sleeping while nothing is due.
+    /// Runs until `deadline`; while nothing is due it does what its [`PollPolicy`] says.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -190,18 +208,31 @@ impl<D: Device, C: Clock> Engine<D, C> {
         deadline: Instant,
         mut ready: impl FnMut(&mut Endpoint) -> Option<T>,
     ) -> Result<Option<T>, DeviceError> {
+        let mut now = self.clock.now();
+        self.patience.begin(now);
         loop {
             let moved = self.poll()?;
             if let Some(answer) = ready(&mut self.endpoint) {
                 return Ok(Some(answer));
             }
-            let left = deadline.saturating_since(self.clock.now());
+            now = self.clock.now();
+            let left = deadline.saturating_since(now);
             if left.is_zero() {
                 return Ok(None);
             }
-            // `ready` may have posted, so it takes one more round to know that nothing is due.
-            if moved == 0 && self.poll()? == 0 {
-                self.wait(Some(left))?;
+            if moved > 0 {
+                self.patience.progress(now);
+                continue;
+            }
+            match self.patience.idle(now, self.poll_timeout()) {
+                Idle::Spin => core::hint::spin_loop(),
+                Idle::Yield => {
+                    std::thread::yield_now();
+                    self.patience.yielded(now, self.clock.now());
+                }
+                // `ready` may have posted, so it takes one more round to know that nothing is due.
+                Idle::Sleep if self.poll()? == 0 => self.wait(Some(left))?,
+                Idle::Sleep => self.patience.progress(now),
             }
         }
     }

@@ -281,6 +281,9 @@ pub enum DeviceError {
         #[source]
         source: std::io::Error,
     },
+    /// A thread that moves frames was not bound to its processor.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// Anything else the system says.
     #[error("{action}: {source}")]
     Io {

@@ -27,7 +27,7 @@ use crate::cq::poll_ring;
 use crate::device::sys::poll::EventFd;
 use crate::device::{Device, DeviceError};
 use crate::endpoint::bind_request;
-use crate::engine::Engine;
+use crate::engine::{Engine, Idle, Patience, PollPolicy};
 use crate::qp::post_recv_to;
 use crate::raw::Region;
 use crate::srq::RecvProducer;
@@ -40,14 +40,12 @@ use crate::verbs::{
     kind,
 };
 
-/// Rounds that a waiting thread runs in vain before it sleeps: a peer that answers at once is met awake.
-const ROUNDS_BEFORE_SLEEP: usize = 32;
-
 /// An engine that threads share through [`Handle`]s. It lives as long as any of them; the progress thread ends with the
 /// host.
 pub struct Host {
     shared: Arc<Shared>,
     progress: Option<Progress>,
+    policy: PollPolicy,
 }
 
 impl Host {
@@ -56,13 +54,18 @@ impl Host {
     pub fn new<D: Device + 'static>(engine: Engine<D>) -> Self {
         let (device, endpoint, clock) = engine.into_parts();
         let engine = Engine::with_clock(Box::new(device) as Box<dyn Device>, endpoint, clock);
-        Self { shared: Arc::new(Shared::new(engine)), progress: None }
+        Self { shared: Arc::new(Shared::new(engine)), progress: None, policy: PollPolicy::default() }
     }
 
     /// A handle for one thread.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle::new(Arc::clone(&self.shared))
+        Handle::new(Arc::clone(&self.shared), self.policy)
+    }
+
+    /// What the waits of handles made from now on do while nothing is due ([`Handle::set_poll_policy`]).
+    pub fn set_poll_policy(&mut self, policy: PollPolicy) {
+        self.policy = policy;
     }
 
     /// Starts the progress thread, if it does not run: it drives when nobody has for [`PROGRESS_TAKEOVER`], or at once
@@ -72,7 +75,18 @@ impl Host {
     /// [`DeviceError::Io`]: no thread or descriptor is left.
     pub fn spawn_progress(&mut self) -> Result<(), DeviceError> {
         if self.progress.is_none() {
-            self.progress = Some(Progress::spawn(Arc::clone(&self.shared))?);
+            self.progress = Some(Progress::spawn(Arc::clone(&self.shared), None)?);
+        }
+        Ok(())
+    }
+
+    /// Starts the progress thread as [`Host::spawn_progress`] does, bound to one processor.
+    ///
+    /// # Errors
+    /// [`DeviceError::Io`]; [`DeviceError::Pin`]: the processor cannot be had, and no thread was started.
+    pub fn spawn_progress_on(&mut self, cpu: usize) -> Result<(), DeviceError> {
+        if self.progress.is_none() {
+            self.progress = Some(Progress::spawn(Arc::clone(&self.shared), Some(cpu))?);
         }
         Ok(())
     }
@@ -92,17 +106,24 @@ pub struct Handle {
     srqs: Cache<kind::Srq, Mutex<RecvProducer>>,
     /// What this thread sleeps on, made when it first does.
     waker: Option<Arc<EventFd>>,
+    patience: Patience,
 }
 
 impl Clone for Handle {
     fn clone(&self) -> Self {
-        Self::new(Arc::clone(&self.shared))
+        Self::new(Arc::clone(&self.shared), self.patience.policy())
     }
 }
 
 impl Handle {
-    fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, qps: Cache::new(), cqs: Cache::new(), srqs: Cache::new(), waker: None }
+    fn new(shared: Arc<Shared>, policy: PollPolicy) -> Self {
+        let patience = Patience::new(policy);
+        Self { shared, qps: Cache::new(), cqs: Cache::new(), srqs: Cache::new(), waker: None, patience }
+    }
+
+    /// What this handle's waits, and those of clones made from now on, do while nothing is due.
+    pub fn set_poll_policy(&mut self, policy: PollPolicy) {
+        self.patience = Patience::new(policy);
     }
 
     /// The time on the engine's clock.
@@ -130,8 +151,8 @@ impl Handle {
         self.shared.look(f)
     }
 
-    /// Waits until `cq` holds a completion (`true`) or `timeout` passes (`None`: for ever). Drives meanwhile, and
-    /// sleeps when nothing is due.
+    /// Waits until `cq` holds a completion (`true`) or `timeout` passes (`None`: for ever). Drives meanwhile; while
+    /// nothing is due it does what the [`PollPolicy`] says.
     ///
     /// # Errors
     /// [`VerbsError::InvalidHandle`], also when the CQ is destroyed meanwhile; [`VerbsError::DeviceGone`];
@@ -140,34 +161,51 @@ impl Handle {
         // Nobody stops a wait from outside.
         static GOES_ON: AtomicBool = AtomicBool::new(false);
         let half = Arc::clone(self.cq(cq)?);
-        let deadline = timeout.map(|t| self.shared.now() + t);
-        let mut idle = 0;
+        if !half.queue.is_empty() && !half.is_destroyed() {
+            return Ok(true);
+        }
+        let mut now = self.shared.now();
+        let deadline = timeout.map(|t| now + t);
+        self.patience.begin(now);
+        // The sleep itself finds out whether something waits: no look at the device comes first.
+        let mut drives = !(self.patience.sleeps_at_once() && self.shared.is_settled());
         loop {
             if half.is_destroyed() {
                 return Err(VerbsError::InvalidHandle);
             }
             if !half.queue.is_empty() {
+                self.patience.progress(now);
                 return Ok(true);
             }
             if self.shared.has_failed() {
                 return Err(VerbsError::DeviceGone);
             }
-            if matches!(self.shared.drive(Driver::Program), Drive::Moved(1..)) {
-                idle = 0;
+            let moved = drives && matches!(self.shared.drive(Driver::Program), Drive::Moved(1..));
+            now = self.shared.now();
+            if moved {
+                self.patience.progress(now);
                 continue;
             }
-            if deadline.is_some_and(|d| d <= self.shared.now()) {
+            if deadline.is_some_and(|d| d <= now) {
                 return Ok(!half.queue.is_empty());
             }
-            if idle < ROUNDS_BEFORE_SLEEP {
-                idle += 1;
-                std::thread::yield_now();
-                continue;
+            drives = true;
+            match self.patience.idle(now, self.shared.due()) {
+                Idle::Spin => core::hint::spin_loop(),
+                Idle::Yield => self.make_way(now),
+                Idle::Sleep => {
+                    let waker = self.waker()?;
+                    self.shared.sleep(&waker, Some(&half), deadline, &GOES_ON).map_err(|_| NO_DESCRIPTOR)?;
+                    now = self.shared.now();
+                }
             }
-            let waker = self.waker()?;
-            self.shared.sleep(&waker, Some(&half), deadline, &GOES_ON).map_err(|_| NO_DESCRIPTOR)?;
-            idle = 0;
         }
+    }
+
+    /// Lets other threads have the processor.
+    fn make_way(&mut self, now: Instant) {
+        std::thread::yield_now();
+        self.patience.yielded(now, self.shared.now());
     }
 
     /// A descriptor that becomes readable when a notification that [`Verbs::req_notify`] asked for arrives on `cq`, for
@@ -294,8 +332,9 @@ impl Verbs for Handle {
         })
     }
 
-    /// An empty CQ runs a round first, and yields when that moved nothing. [`VerbsError::DeviceGone`] when it is empty and
-    /// the device has failed: nothing will ever come, and a program that only polls would not learn it.
+    /// An empty CQ runs a round first; when that moved nothing, other threads that want the processor get it.
+    /// [`VerbsError::DeviceGone`] when it is empty and the device has failed: nothing will ever come, and a program that
+    /// only polls would not learn it.
     fn poll_cq(&mut self, cq: CqHandle, out: &mut [WorkCompletion]) -> Result<usize, VerbsError> {
         let Self { shared, cqs, .. } = self;
         let half = cqs.get(cq, || shared.cq(cq)).ok_or(VerbsError::InvalidHandle)?;
@@ -309,7 +348,10 @@ impl Verbs for Handle {
             return Err(VerbsError::DeviceGone);
         }
         if n == 0 && !matches!(drove, Drive::Moved(1..)) {
-            std::thread::yield_now();
+            let now = shared.now();
+            if self.patience.spin(now) == Idle::Yield {
+                self.make_way(now);
+            }
         }
         Ok(n)
     }
@@ -402,7 +444,8 @@ impl Verbs for Handle {
         self.shared.control(|e| e.endpoint_mut().detach_multicast(qp, gid))
     }
 
-    /// Rings, and runs a round if nobody else does: the first packets are out when it returns.
+    /// Rings, and sends if nobody else drives: the first packets are out when it returns. What arrived meanwhile is for
+    /// whoever polls or waits.
     fn post_send(&mut self, qp: QpHandle, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         let Self { shared, qps, .. } = self;
         let half = qps.get(qp, || shared.qp(qp)).ok_or(UNKNOWN)?;
@@ -410,7 +453,7 @@ impl Verbs for Handle {
         // Those before a bad one are queued.
         if posted.map_or_else(|e| e.index, |()| list.len()) > 0 {
             shared.ring(half);
-            shared.drive(Driver::Program);
+            shared.drive(Driver::Poster);
         }
         posted
     }

@@ -5,13 +5,13 @@
 //! competes with a thread of the program that waits.
 
 use std::os::fd::AsRawFd as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use super::shared::{Drive, Driver, Shared};
-use crate::device::DeviceError;
 use crate::device::sys::poll::{EventFd, Watch, wait};
+use crate::device::{DeviceError, pin_current_thread};
 use crate::time::Duration;
 
 /// How long nobody may have driven before the progress thread does.
@@ -25,19 +25,32 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn spawn(shared: Arc<Shared>) -> Result<Self, DeviceError> {
+    /// Starts it, bound to processor `cpu` if there is one.
+    pub(super) fn spawn(shared: Arc<Shared>, cpu: Option<usize>) -> Result<Self, DeviceError> {
         let error = |source| DeviceError::Io { action: "starting the progress thread", source };
         let waker = Arc::new(EventFd::new().map_err(error)?);
         let waker = Arc::clone(shared.progress.get_or_init(|| waker));
         let stop = Arc::new(AtomicBool::new(false));
+        let (bound, outcome) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("uroce-progress".into())
             .spawn({
                 let (waker, stop) = (Arc::clone(&waker), Arc::clone(&stop));
-                move || run(&shared, &waker, &stop)
+                move || {
+                    let pinned = cpu.map_or(Ok(()), pin_current_thread);
+                    let goes_on = pinned.is_ok();
+                    // Whoever started us waits for it.
+                    let _ = bound.send(pinned);
+                    if goes_on {
+                        run(&shared, &waker, &stop);
+                    }
+                }
             })
             .map_err(error)?;
-        Ok(Self { waker, stop, thread: Some(thread) })
+        let new = Self { waker, stop, thread: Some(thread) };
+        // A thread that died without a word is found out by whoever drives.
+        outcome.recv().unwrap_or(Ok(()))?;
+        Ok(new)
     }
 }
 

@@ -65,7 +65,10 @@ pub(super) type SrqHalf = Half<kind::Srq, Mutex<RecvProducer>>;
 /// Who drives: the progress thread must tell its own rounds from the program's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Driver {
+    /// A thread of the program that polls or waits.
     Program,
+    /// A thread of the program that posted: it sends, and does not look at what arrived.
+    Poster,
     Progress,
 }
 
@@ -135,6 +138,16 @@ impl Shared {
 
     pub(super) fn driven_at(&self) -> Instant {
         Instant::from_nanos(self.driven.load(Ordering::Relaxed))
+    }
+
+    /// When the engine is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        Some(self.due.load(Ordering::SeqCst)).filter(|due| *due != u64::MAX).map(Instant::from_nanos)
+    }
+
+    /// Whether only a packet or a timer makes work, and a sleeper learns of both.
+    pub(super) fn is_settled(&self) -> bool {
+        self.device.is_some() && self.doorbells.is_empty() && self.due().is_none_or(|due| due > self.now())
     }
 
     pub(super) fn has_armed(&self) -> bool {
@@ -235,7 +248,8 @@ impl Shared {
             qp.queue.rung.store(false, Ordering::SeqCst);
             engine.endpoint_mut().ring_doorbell(qp.handle);
         }
-        let (moved, due) = match engine.round() {
+        let round = if by == Driver::Poster { engine.push() } else { engine.round() };
+        let (moved, due) = match round {
             Ok(round) => {
                 if by == Driver::Program {
                     self.driven.store(round.at.as_nanos(), Ordering::Relaxed);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::shared::CqHalf;
-use crate::device::sys::poll::{EventFd, Watch, wait};
+use crate::device::sys::poll::{EventFd, Watch, wait_which};
 use crate::time::{Duration, Instant};
 
 /// Longest sleep of a watcher whose device has no descriptor.
@@ -19,6 +19,16 @@ struct Sleeper {
     waker: Arc<EventFd>,
     /// What a program's thread waits for; the progress thread waits for no CQ.
     cq: Option<Arc<CqHalf>>,
+    /// It was woken, and has not left yet.
+    woken: bool,
+}
+
+impl Sleeper {
+    fn wake(&mut self) {
+        if !core::mem::replace(&mut self.woken, true) {
+            self.waker.set();
+        }
+    }
 }
 
 #[derive(Default)]
@@ -76,7 +86,7 @@ impl Sleepers {
             until = until.min(reasons.due.load(Ordering::SeqCst));
             self.watch_until.store(until.max(1), Ordering::SeqCst);
         }
-        let mut result = Ok(0);
+        let mut result = Ok(false);
         let left = Instant::from_nanos(until).saturating_since((reasons.now)());
         if !left.is_zero() && !(reasons.awake)() {
             let mut timeout = (until != u64::MAX).then_some(left);
@@ -87,23 +97,27 @@ impl Sleepers {
                 None if watching => timeout = Some(timeout.map_or(BLIND_SLEEP, |t| t.min(BLIND_SLEEP))),
                 _ => {}
             }
-            result = wait(&both, timeout);
+            result = wait_which(&both, timeout).map(|[mine, ..]| mine);
         }
         self.leave(waker);
-        waker.clear();
-        result.map(|_| ())
+        // Who is woken after the wait ended finds its waker set the next time, sleeps not at all, and clears it then.
+        if result? {
+            waker.clear();
+        }
+        Ok(())
     }
 
     /// Lists a sleeper; says whether it has the watcher's seat. A program's thread takes it from the progress thread.
     fn enter(&self, waker: &Arc<EventFd>, cq: Option<&Arc<CqHalf>>) -> bool {
         let mut bed = self.bed();
         let own = waker.as_raw_fd();
-        let progress = bed.watcher.and_then(|fd| bed.find(fd)).filter(|s| s.cq.is_none());
-        let steals = cq.is_some() && progress.is_some();
-        if let Some(progress) = progress.filter(|_| steals) {
-            progress.waker.set();
+        let watcher = bed.watcher;
+        let progress = watcher.and_then(|fd| bed.find(fd)).filter(|s| s.cq.is_none() && cq.is_some());
+        let steals = progress.is_some();
+        if let Some(progress) = progress {
+            progress.wake();
         }
-        bed.sleepers.push(Sleeper { waker: Arc::clone(waker), cq: cq.cloned() });
+        bed.sleepers.push(Sleeper { waker: Arc::clone(waker), cq: cq.cloned(), woken: false });
         let watching = bed.watcher.is_none() || steals;
         if watching {
             bed.watcher = Some(own);
@@ -126,8 +140,9 @@ impl Sleepers {
         bed.watcher = None;
         self.watch_until.store(0, Ordering::SeqCst);
         // It finds the seat free when it goes back to sleep.
-        if let Some(next) = bed.sleepers.iter().find(|s| s.cq.is_some()).or_else(|| bed.sleepers.first()) {
-            next.waker.set();
+        let next = bed.sleepers.iter().position(|s| s.cq.is_some()).unwrap_or(0);
+        if let Some(next) = bed.sleepers.get_mut(next) {
+            next.wake();
         }
     }
 
@@ -139,26 +154,27 @@ impl Sleepers {
             return;
         }
         let early = due < self.watch_until.load(Ordering::SeqCst);
-        let bed = self.bed();
-        for sleeper in &bed.sleepers {
-            let watches = bed.watcher == Some(sleeper.waker.as_raw_fd());
+        let mut bed = self.bed();
+        let watcher = bed.watcher;
+        for sleeper in &mut bed.sleepers {
+            let watches = watcher == Some(sleeper.waker.as_raw_fd());
             if (early && watches) || sleeper.cq.as_ref().is_some_and(|cq| !cq.queue.is_empty() || cq.is_destroyed()) {
-                sleeper.waker.set();
+                sleeper.wake();
             }
         }
     }
 
     /// Wakes every sleeper.
     pub(super) fn wake_all(&self) {
-        for sleeper in &self.bed().sleepers {
-            sleeper.waker.set();
+        for sleeper in &mut self.bed().sleepers {
+            sleeper.wake();
         }
     }
 }
 
 impl Bed {
-    fn find(&self, fd: RawFd) -> Option<&Sleeper> {
-        self.sleepers.iter().find(|s| s.waker.as_raw_fd() == fd)
+    fn find(&mut self, fd: RawFd) -> Option<&mut Sleeper> {
+        self.sleepers.iter_mut().find(|s| s.waker.as_raw_fd() == fd)
     }
 }
 
@@ -314,8 +330,9 @@ mod tests {
         while_asleep(&[None, Some(&a)], |sleepers, _, _, woken| {
             until(|| woken[0].load(Ordering::SeqCst) == 1);
             until(|| sleepers.count.load(Ordering::SeqCst) == 2);
-            let bed = sleepers.bed();
-            let watcher = bed.find(bed.watcher.unwrap()).unwrap();
+            let mut bed = sleepers.bed();
+            let fd = bed.watcher.unwrap();
+            let watcher = bed.find(fd).unwrap();
             assert!(watcher.cq.is_some());
         });
     }

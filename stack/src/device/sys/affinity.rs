@@ -74,7 +74,7 @@ pub enum PinError {
         /// Asked for.
         cpu: usize,
         /// What the thread may use.
-        allowed: CpuSet,
+        allowed: Box<CpuSet>,
     },
     /// Anything else that the system says.
     #[error("binding a thread to CPU {cpu}: {source}")]
@@ -106,7 +106,7 @@ pub fn allowed_cpus() -> io::Result<CpuSet> {
 pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
     let allowed = allowed_cpus().map_err(|source| PinError::Io { cpu, source })?;
     if !allowed.contains(cpu) {
-        return Err(PinError::NotAllowed { cpu, allowed });
+        return Err(PinError::NotAllowed { cpu, allowed: Box::new(allowed) });
     }
     let mut set = CpuSet::empty();
     // SAFETY: the number is inside the set: it is one that the system named.
@@ -166,7 +166,7 @@ mod tests {
             pin_current_thread(cpu).unwrap();
             assert_eq!(allowed_cpus().unwrap(), set(&[cpu]));
             let error = pin_current_thread(cpu + 1).unwrap_err();
-            assert!(matches!(&error, PinError::NotAllowed { allowed, .. } if *allowed == set(&[cpu])));
+            assert!(matches!(&error, PinError::NotAllowed { allowed, .. } if **allowed == set(&[cpu])));
             assert!(
                 error
                     .to_string()

@@ -25,6 +25,14 @@ pub(crate) enum Watch {
 /// # Errors
 /// The system's answer.
 pub(crate) fn wait(watch: &[Watch], timeout: Option<Duration>) -> io::Result<usize> {
+    wait_which(watch, timeout).map(|ready| ready.iter().filter(|ready| **ready).count())
+}
+
+/// As [`wait`]; says which are ready.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn wait_which(watch: &[Watch], timeout: Option<Duration>) -> io::Result<[bool; WATCH_MAX]> {
     let mut fds = [libc::pollfd { fd: -1, events: 0, revents: 0 }; WATCH_MAX];
     for (slot, w) in fds.iter_mut().zip(watch) {
         (slot.fd, slot.events) = match *w {
@@ -40,12 +48,12 @@ pub(crate) fn wait(watch: &[Watch], timeout: Option<Duration>) -> io::Result<usi
     // SAFETY: `fds` is an array of as many entries as are named (those with fd -1 are skipped by the system), `spec` is
     // null or points to a value that outlives the call, and a null signal mask is allowed.
     let rc = unsafe { libc::ppoll(fds.as_mut_ptr(), WATCH_MAX as libc::nfds_t, spec, std::ptr::null()) };
-    match usize::try_from(rc) {
-        Ok(ready) => Ok(ready),
-        Err(_) => match io::Error::last_os_error() {
-            e if e.kind() == io::ErrorKind::Interrupted => Ok(0),
-            e => Err(e),
-        },
+    if rc >= 0 {
+        return Ok(fds.map(|fd| fd.revents != 0));
+    }
+    match io::Error::last_os_error() {
+        e if e.kind() == io::ErrorKind::Interrupted => Ok([false; WATCH_MAX]),
+        e => Err(e),
     }
 }
 
