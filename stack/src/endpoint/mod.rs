@@ -34,7 +34,7 @@ use crate::time::Instant;
 use crate::types::{Gid, PKey, Qpn};
 use crate::verbs::kind;
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
-use crate::wire::{self, Flow, IpFields, Packet, ParseError};
+use crate::wire::{DONT_FRAGMENT, Flow, IcrcStart, IpFields, Packet, ParseError};
 use multicast::Groups;
 use peer_ids::PeerIds;
 use probes::{Probe, Probes};
@@ -202,12 +202,13 @@ impl Endpoint {
             self.counters.count_drop(DropReason::Malformed);
             return;
         }
+        let mut start = None;
         for (index, segment) in burst.bytes.chunks(burst.segment).enumerate() {
-            self.handle_segment(&burst, index, segment);
+            self.handle_segment(&burst, index, segment, &mut start);
         }
     }
 
-    fn handle_segment(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8]) {
+    fn handle_segment(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8], start: &mut Option<IcrcStart>) {
         // Parsed before the ICRC is looked at: only a packet whose opcode is known has a place for one.
         let packet = match Packet::parse(segment) {
             Ok(packet) => packet,
@@ -216,7 +217,7 @@ impl Endpoint {
                 return;
             }
         };
-        let Some(ip) = self.check_icrc(burst, index, segment) else {
+        let Some(ip) = self.check_icrc(burst, index, segment, start) else {
             self.counters.count_drop(DropReason::IcrcError);
             return;
         };
@@ -251,9 +252,15 @@ impl Endpoint {
         }
     }
 
-    /// The IPv4 fields of a segment whose ICRC is right, or need not be.
-    fn check_icrc(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8]) -> Option<IpFields> {
-        const DONT_FRAGMENT: u16 = 0x4000;
+    /// The IPv4 fields of a segment whose ICRC is right, or need not be. `start` is what the ICRC of the burst's segment
+    /// before this one began with, and is kept for the next.
+    fn check_icrc(
+        &mut self,
+        burst: &RxBurst<'_>,
+        index: usize,
+        segment: &[u8],
+        start: &mut Option<IcrcStart>,
+    ) -> Option<IpFields> {
         let step = u16::try_from(index).unwrap_or(u16::MAX);
         let known = match burst.ids {
             RxIds::Known(ip) => IpFields { id: ip.id.wrapping_add(step), ..ip },
@@ -262,13 +269,18 @@ impl Endpoint {
         if self.config.icrc == IcrcMode::Ignore {
             return Some(known);
         }
+        let start = match *start {
+            Some(start) if start.segment_len() == segment.len() => start,
+            _ => *start.insert(IcrcStart::new(&burst.flow, known.flags_fragment, segment.len())),
+        };
         let found = match burst.ids {
             // A merged burst may come from packets that each had the same id: some senders leave it constant.
             RxIds::Known(first) => {
-                let fits = |ip| wire::check(&burst.flow, ip, segment);
-                (fits(known) || (index > 0 && fits(first))).then_some(known)
+                let fits = |id| start.check(id, segment);
+                (fits(known.id) || (index > 0 && fits(first.id))).then_some(known)
             }
-            RxIds::Hidden => wire::recover_id(&burst.flow, segment)
+            RxIds::Hidden => start
+                .recover_id(segment, step)
                 .filter(|id| *id == step || self.peer_ids.accept(self.now, burst.flow.src, *id))
                 .map(|id| IpFields { id, ..known }),
         };

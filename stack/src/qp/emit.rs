@@ -1,14 +1,12 @@
 //! Writing packets into a device's room: one, or a superframe of equal ones.
 //!
-//! Owns the order (headers, payload, ICRC last, over the bytes as they were written; the outer headers once, when all
-//! segments are there) and the rule which packets share a burst: those of one flow, all of one length but the last,
+//! Owns the order (headers, payload and its CRC in one pass, ICRC last, over the bytes as they were written; the outer
+//! headers once, when all segments are there) and the rule which packets share a burst: those of one flow, all of one length but the last,
 //! which may be shorter. Which packet comes next is the caller's business.
 
 use crate::burst::{Medium, TxBurst, TxRoom};
-use crate::wire::{self, Flow, IpFields, Packet};
+use crate::wire::{self, DONT_FRAGMENT, Flow, IcrcStart, Packet};
 
-/// DF alone, as RoCEv2 sends it.
-const DONT_FRAGMENT: u16 = 0x4000;
 /// Bytes of an IP packet at most, and so of a burst, which crosses the network stack as one.
 const IP_MAX: usize = 65_535;
 
@@ -34,6 +32,8 @@ pub(crate) struct BurstWriter<'r, 'b> {
     segments: usize,
     /// Bytes of all segments.
     len: usize,
+    /// What the ICRCs of the last segment's length begin with.
+    start: Option<IcrcStart>,
 }
 
 impl<'r, 'b> BurstWriter<'r, 'b> {
@@ -48,7 +48,16 @@ impl<'r, 'b> BurstWriter<'r, 'b> {
         let room_for = room.buf.len().saturating_sub(room.headroom + outer_len);
         // Addresses of two families have no header in common: nothing fits.
         let room_for = if flow.src.is_ipv4() == flow.dst.is_ipv4() { room_for } else { 0 };
-        Self { outer_len, limit: room_for.min(IP_MAX - header_len), segment: 0, segments: 0, len: 0, room, flow }
+        Self {
+            outer_len,
+            limit: room_for.min(IP_MAX - header_len),
+            segment: 0,
+            segments: 0,
+            len: 0,
+            start: None,
+            room,
+            flow,
+        }
     }
 
     /// Whether another segment may follow.
@@ -74,14 +83,15 @@ impl<'r, 'b> BurstWriter<'r, 'b> {
         self.is_open() && len <= self.segment && self.len + len <= self.limit
     }
 
-    /// Writes `packet` with `payload_len` bytes that `fill` copies into place. The payload inside `packet` is not used.
-    /// A packet that fails leaves the burst as it was. Only for one that the burst [takes](Self::takes).
+    /// Writes `packet` with `payload_len` bytes that `fill` copies into place, going on from a CRC to that of what it has
+    /// written. The payload inside `packet` is not used. A packet that fails leaves the burst as it was. Only for one
+    /// that the burst [takes](Self::takes).
     #[inline]
     pub(crate) fn push<E>(
         &mut self,
         packet: &Packet<'_>,
         payload_len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(&mut [u8], u32) -> Result<u32, E>,
     ) -> Result<(), EmitError<E>> {
         let header_len = packet.header_len();
         let segment = wire::segment_len(header_len, payload_len);
@@ -91,10 +101,14 @@ impl<'r, 'b> BurstWriter<'r, 'b> {
         let begin = self.room.headroom + self.outer_len + self.len;
         let body = self.room.buf.get_mut(begin..begin + segment).ok_or(EmitError::NoRoom)?;
         packet.write_headers(payload_len, body).ok_or(EmitError::NoRoom)?;
-        let payload_end = header_len + payload_len;
-        fill(body.get_mut(header_len..payload_end).ok_or(EmitError::NoRoom)?).map_err(EmitError::Payload)?;
-        let id = self.room.ids.id(self.segments);
-        wire::seal(self.flow, IpFields { id, flags_fragment: DONT_FRAGMENT }, body, payload_end);
+        let (headers, rest) = body.split_at_mut_checked(header_len).ok_or(EmitError::NoRoom)?;
+        let (payload, rest) = rest.split_at_mut_checked(payload_len).ok_or(EmitError::NoRoom)?;
+        let start = match self.start {
+            Some(start) if start.segment_len() == segment => start,
+            _ => *self.start.insert(IcrcStart::new(self.flow, DONT_FRAGMENT, segment)),
+        };
+        let crc = start.after(self.room.ids.id(self.segments), headers);
+        wire::close(fill(payload, crc).map_err(EmitError::Payload)?, rest);
         if self.segments == 0 {
             self.segment = segment;
         }
@@ -126,7 +140,7 @@ pub(crate) fn write_packet<E>(
     flow: &Flow,
     packet: &Packet<'_>,
     payload_len: usize,
-    fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    fill: impl FnOnce(&mut [u8], u32) -> Result<u32, E>,
 ) -> Result<TxBurst, EmitError<E>> {
     let mut burst = BurstWriter::new(room, flow);
     burst.push(packet, payload_len, fill)?;

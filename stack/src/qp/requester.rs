@@ -252,7 +252,7 @@ impl Requester {
             return Ok(false);
         }
         let (queue, mrs) = (&self.queue, &*cx.mrs);
-        match burst.push(&packet, plan.len, |out| queue.gather(mrs, id.pd, wqe, plan.offset, out)) {
+        match burst.push(&packet, plan.len, |out, crc| queue.gather(mrs, id.pd, wqe, plan.offset, out, crc)) {
             Ok(()) => {
                 self.sent(&plan, ack_req, cx);
                 Ok(true)

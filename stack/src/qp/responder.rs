@@ -447,11 +447,11 @@ fn write_answer(
         return Ok(false);
     }
     let mrs = &*cx.mrs;
-    let written = burst.push(&packet, len, |out| match data {
+    let written = burst.push(&packet, len, |out, crc| match data {
         Some((read, offset, len)) if len > 0 => mrs
             .remote(id.pd, id.handle, read.rkey, read.addr.wrapping_add(offset), len as u64, AccessFlags::REMOTE_READ)
-            .and_then(|span| span.read(out)),
-        _ => Ok(()),
+            .and_then(|span| span.read_crc(out, crc)),
+        _ => Ok(crc),
     });
     written.map(|()| true).map_err(|e| {
         cx.counters.send_err += u64::from(matches!(e, EmitError::NoRoom));

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use crate::mem::{MrTable, SgeError};
+use crate::raw::copy;
 use crate::ring::WqeConsumer;
 use crate::types::{PathMtu, Psn};
 use crate::verbs::{FailureKind, Operation, PdHandle, SendHead, Sge, WcOpcode, WcStatus};
@@ -138,7 +139,7 @@ impl SendQueue {
         self.sges.get(from..from + usize::from(wqe.head.num_sge)).unwrap_or(&[])
     }
 
-    /// Copies payload bytes of `wqe` from `offset` on.
+    /// Copies payload bytes of `wqe` from `offset` on, and goes on from `crc` with the CRC-32 of what was copied.
     pub(crate) fn gather(
         &self,
         mrs: &MrTable,
@@ -146,13 +147,13 @@ impl SendQueue {
         wqe: &Wqe,
         offset: u64,
         out: &mut [u8],
-    ) -> Result<(), SgeError> {
+        crc: u32,
+    ) -> Result<u32, SgeError> {
         if wqe.head.inline == 0 {
-            return mrs.gather(pd, self.sges_of(wqe), offset, out);
+            return mrs.gather_crc(pd, self.sges_of(wqe), offset, out, crc);
         }
         let from = wqe.slot * self.ring.size().inline + usize::try_from(offset).map_err(|_| SgeError::TooShort)?;
         let bytes = self.inline.get(from..from + out.len()).ok_or(SgeError::TooShort)?;
-        out.copy_from_slice(bytes);
-        Ok(())
+        Ok(copy::copy_crc(crc, bytes, out))
     }
 }

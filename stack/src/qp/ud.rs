@@ -112,7 +112,7 @@ impl DatagramSender {
             return Ok(false);
         }
         let fail = |status, kind| SendFailure { status, kind, psn: wqe.first };
-        match burst.push(&packet, len, |out| queue.gather(mrs, id.pd, &wqe, 0, out)) {
+        match burst.push(&packet, len, |out, crc| queue.gather(mrs, id.pd, &wqe, 0, out, crc)) {
             Ok(()) => {
                 self.psn = self.psn.next();
                 cx.counters.rdma_sends += 1;

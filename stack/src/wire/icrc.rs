@@ -41,6 +41,20 @@ pub fn seal(flow: &Flow, ip: IpFields, segment: &mut [u8], payload_end: usize) {
     *last = icrc(flow, ip, covered);
 }
 
+/// Ends a segment whose CRC up to the payload's last byte is `crc`: `rest` is pad and ICRC, which are written. Does
+/// nothing if it is shorter than four bytes.
+#[inline]
+pub fn close(crc: u32, rest: &mut [u8]) {
+    let Some((pad, last)) = rest.split_last_chunk_mut::<ICRC_LEN>() else { return };
+    let crc = if pad.is_empty() {
+        crc
+    } else {
+        pad.fill(0);
+        copy::crc(crc, pad)
+    };
+    *last = crc.to_le_bytes();
+}
+
 /// Whether the ICRC at the end of `segment` (BTH to ICRC) is right.
 #[must_use]
 pub fn check(flow: &Flow, ip: IpFields, segment: &[u8]) -> bool {
@@ -62,6 +76,7 @@ pub fn recover_id(flow: &Flow, segment: &[u8]) -> Option<u16> {
 pub struct IcrcStart {
     /// The CRC for identification 0.
     crc: u32,
+    segment_len: usize,
     /// Whether there is an identification.
     ipv4: bool,
 }
@@ -77,7 +92,14 @@ impl IcrcStart {
             (IpAddr::V4(src), IpAddr::V4(dst)) => (ipv4(flow, flags_fragment, src, dst, udp_len, &mut pseudo), true),
             (src, dst) => (ipv6(flow, mapped(src), mapped(dst), udp_len, &mut pseudo), false),
         };
-        Self { crc: copy::crc(AFTER_LRH, pseudo.get(..headers).unwrap_or_default()), ipv4 }
+        Self { crc: copy::crc(AFTER_LRH, pseudo.get(..headers).unwrap_or_default()), segment_len, ipv4 }
+    }
+
+    /// Bytes of a segment, BTH to ICRC.
+    #[inline]
+    #[must_use]
+    pub const fn segment_len(self) -> usize {
+        self.segment_len
     }
 
     /// The CRC to go on from over a segment whose front is `bth`, the bytes taken as they stand: what differs between
@@ -86,10 +108,16 @@ impl IcrcStart {
     /// CRC is linear: a change of one byte changes the CRC by what depends on this change and the number of bytes up to
     /// there. So the identification goes into the CRC after the headers, and the masked byte into the one before the BTH.
     #[inline]
-    #[must_use]
-    pub fn before(self, id: u16, bth: &[u8]) -> u32 {
+    fn before(self, id: u16, bth: &[u8]) -> u32 {
         let mask = bth.get(MARKS).map_or(0, |marks| entry(&UNMASK, !marks));
         self.with_id(id) ^ mask
+    }
+
+    /// The CRC after `headers`, BTH and extended headers: where the payload's begins.
+    #[inline]
+    #[must_use]
+    pub fn after(self, id: u16, headers: &[u8]) -> u32 {
+        copy::crc(self.before(id, headers), headers)
     }
 
     #[inline]
@@ -104,7 +132,7 @@ impl IcrcStart {
     #[inline]
     #[must_use]
     pub fn icrc(self, id: u16, segment_without_icrc: &[u8]) -> [u8; 4] {
-        copy::crc(self.before(id, segment_without_icrc), segment_without_icrc).to_le_bytes()
+        self.after(id, segment_without_icrc).to_le_bytes()
     }
 
     /// Whether the ICRC at the end of `segment` (BTH to ICRC) is right for this identification.
@@ -314,6 +342,12 @@ mod tests {
             segment[payload_end..].fill(0xEE);
             seal(&outer.flow, outer.ip, &mut segment, payload_end);
             assert_eq!(segment, outer.payload, "{name}");
+            segment[payload_end..].fill(0xEE);
+            let (front, rest) = segment.split_at_mut(payload_end);
+            let (headers, payload) = front.split_at(12);
+            let start = IcrcStart::new(&outer.flow, outer.ip.flags_fragment, outer.payload.len());
+            close(copy::crc(start.after(outer.ip.id, headers), payload), rest);
+            assert_eq!(segment, outer.payload, "{name}, in parts");
         }
     }
 
