@@ -3,6 +3,7 @@
 //! Owns the set-up that the benchmarks share: a wire that carries packets between two endpoints in one thread, and a
 //! loop that keeps a queue of messages under way. Never measures by itself.
 
+pub mod connections;
 pub mod party;
 pub mod veth;
 

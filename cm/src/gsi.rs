@@ -87,7 +87,7 @@ pub struct Gsi {
     /// Send buffers that nothing uses.
     free: Vec<u32>,
     /// Where each send buffer in use goes to, and with which address handle.
-    sending: BTreeMap<u32, (MadAddress, AhHandle)>,
+    sending: Vec<Option<(MadAddress, AhHandle)>>,
     peers: BTreeMap<MadAddress, Peer>,
     /// Handles of a GID table that has changed, with the sends that still use them: at most as many as there are buffers.
     retired: BTreeMap<AhHandle, u32>,
@@ -149,7 +149,7 @@ impl Gsi {
             mr,
             gids: Vec::new(),
             free: (0..sends).rev().collect(),
-            sending: BTreeMap::new(),
+            sending: vec![None; sends as usize],
             peers: BTreeMap::new(),
             retired: BTreeMap::new(),
             uses: 0,
@@ -165,7 +165,7 @@ impl Gsi {
     /// Whether nothing that was handed to QP1 is still on its way out.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.sending.is_empty()
+        self.free.len() >= self.sending.len()
     }
 
     /// What it counted.
@@ -287,7 +287,7 @@ impl Gsi {
             // Refused when a failure before this one was answered already, or QP1 is in ERR.
             let _ = verbs.modify_qp(self.qp, QpTransition::Resume.into());
         }
-        let Some((to, ah)) = self.sending.remove(&slot) else { return };
+        let Some((to, ah)) = self.sending.get_mut(slot as usize).and_then(Option::take) else { return };
         if let Some(left) = self.retired.get_mut(&ah) {
             *left = left.saturating_sub(1);
             if *left == 0 {
@@ -360,7 +360,9 @@ impl Gsi {
         if let Some(peer) = self.peers.get_mut(&mad.to) {
             peer.in_flight += 1;
         }
-        self.sending.insert(slot, (mad.to, ah));
+        if let Some(place) = self.sending.get_mut(slot as usize) {
+            *place = Some((mad.to, ah));
+        }
         true
     }
 

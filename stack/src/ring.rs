@@ -137,9 +137,26 @@ impl<H: WqeHead, S: Copy> WqeConsumer<H, S> {
         Some(head)
     }
 
+    /// Forgets all work requests, waiting and taken alike. Nobody may post meanwhile.
+    pub fn clear(&mut self) {
+        drop_all(&mut self.heads);
+        drop_all(&mut self.sges);
+        drop_all(&mut self.inline);
+        self.outstanding.store(0, Ordering::Release);
+    }
+
     /// Gives back the places of `n` finished work requests.
     pub fn release(&mut self, n: usize) {
         self.outstanding.fetch_sub(n, Ordering::AcqRel);
+    }
+}
+
+fn drop_all<T>(from: &mut Consumer<T>) {
+    let waiting = from.slots();
+    if waiting > 0
+        && let Ok(chunk) = from.read_chunk(waiting)
+    {
+        chunk.commit_all();
     }
 }
 
@@ -186,6 +203,25 @@ mod tests {
             assert_eq!((s[0], &i), (7, b"wxyz"));
             assert_eq!(c.pop(&mut s, &mut i), None);
             c.release(2);
+        }
+    }
+
+    #[test]
+    fn a_cleared_queue_is_as_a_new_one() {
+        let (mut p, mut c) = wqe_ring::<Head, u32>(WqeRingSize { requests: 2, sges: 2, inline: 4 });
+        p.push(Head(0, 2, 4), &[1, 2], b"wxyz").unwrap();
+        p.push(Head(1, 1, 0), &[3], &[]).unwrap();
+        // One is in flight, one waits.
+        let (mut s, mut i) = ([0; 2], [0; 4]);
+        c.pop(&mut s, &mut i).unwrap();
+        c.clear();
+        assert_eq!((p.outstanding(), c.len(), c.is_empty()), (0, 0, true));
+        for n in [5, 6] {
+            p.push(Head(n, 2, 4), &[7, u32::from(n)], b"abcd").unwrap();
+        }
+        for n in [5, 6] {
+            assert_eq!(c.pop(&mut s, &mut i), Some(Head(n, 2, 4)));
+            assert_eq!((s, &i), ([7, u32::from(n)], b"abcd"));
         }
     }
 }

@@ -27,6 +27,7 @@ use std::collections::VecDeque;
 
 use uroce::rng::Rng;
 use uroce::time::Instant;
+use uroce::types::Qpn;
 
 pub use gate::{Admission, Arrival, Gate, Notice, Outcome};
 pub use policing::REFUSED_BY_POLICY;
@@ -133,6 +134,12 @@ impl Agent {
     #[must_use]
     pub fn in_timewait(&self) -> usize {
         self.tables.timewait.len()
+    }
+
+    /// Whether a connection of our QP `qpn` is in TIMEWAIT: no other can be made with it until then.
+    #[must_use]
+    pub fn is_qp_waiting(&self, qpn: Qpn) -> bool {
+        self.tables.timewait.has_local(qpn)
     }
 
     /// The state of a live communication.

@@ -89,7 +89,8 @@ pub trait RdmaCm {
     /// Q_Key 0x01234567.
     ///
     /// # Errors
-    /// [`IdError::WrongState`], [`IdError::Verbs`].
+    /// [`IdError::WrongState`], [`IdError::Verbs`]; [`IdError::Cm`] with `QpBusy` when an earlier connection of a QP with this
+    /// number is in TIMEWAIT: take another QP.
     fn attach_qp(&mut self, verbs: &mut dyn Verbs, id: IdHandle, qp: QpHandle) -> Result<(), IdError>;
 
     /// Asks for the connection.

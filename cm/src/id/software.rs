@@ -1,12 +1,12 @@
 //! The front in software: an agent and QP1.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use uroce::rng::Rng;
-use uroce::table::Slab;
+use uroce::table::{NumberHash, Slab};
 use uroce::time::Instant;
-use uroce::types::{Gid, Qpn};
+use uroce::types::{Gid, PathMtu, Qpn};
 use uroce::verbs::{AccessFlags, AsyncEvent, InitAttr, QpHandle, QpTransition, QpType, Verbs};
 
 use super::RdmaCm;
@@ -112,11 +112,14 @@ pub struct Cm {
     pub(super) agent: Agent,
     gsi: Gsi,
     rng: Rng,
+    active_mtu: PathMtu,
     pub(super) ids: Slab<kind::Id, Id>,
-    pub(super) by_comm: BTreeMap<CommId, IdHandle>,
+    /// Never walked: its order is that of hashes.
+    pub(super) by_comm: HashMap<CommId, IdHandle, NumberHash>,
     pub(super) by_listener: BTreeMap<ListenerId, IdHandle>,
     pub(super) by_sidr: BTreeMap<SidrId, IdHandle>,
-    by_qp: BTreeMap<QpHandle, IdHandle>,
+    /// Never walked.
+    by_qp: HashMap<QpHandle, IdHandle, NumberHash>,
     pub(super) events: VecDeque<IdEvent>,
     /// Accepted ids with an attached QP whose RTU has not come; at most one entry an id.
     awaiting: VecDeque<IdHandle>,
@@ -133,18 +136,23 @@ impl Cm {
         let device = verbs.query_device();
         let mut agent = config.agent;
         agent.ca_guid = agent.ca_guid.or(Some(crate::wire::CaGuid::new(device.node_guid)));
-        agent.max_mtu = agent.max_mtu.min(verbs.query_port().active_mtu);
+        // Asked once: a port sums the counters of all its QPs when it is asked.
+        let active_mtu = verbs.query_port().active_mtu;
+        agent.max_mtu = agent.max_mtu.min(active_mtu);
         agent.max_responder_resources = agent.max_responder_resources.min(device.max_rd_atomic);
         agent.ack_delay = device.ack_delay.code();
+        // Handles are ours, not a peer's choice: what they are keyed with is no secret.
+        let key = NumberHash::new(device.node_guid);
         Ok(Self {
             agent: Agent::new(agent, rng.fork()),
             gsi,
-            rng,
             ids: Slab::new(config.ids),
-            by_comm: BTreeMap::new(),
+            by_comm: HashMap::with_hasher(key),
             by_listener: BTreeMap::new(),
             by_sidr: BTreeMap::new(),
-            by_qp: BTreeMap::new(),
+            by_qp: HashMap::with_hasher(key),
+            rng,
+            active_mtu,
             events: VecDeque::new(),
             awaiting: VecDeque::new(),
             limit: config.ids,
@@ -315,10 +323,10 @@ impl Cm {
         }
     }
 
-    fn path(verbs: &dyn Verbs, id: &Id) -> Option<Path> {
+    /// The path of an id on a port of path MTU `active`.
+    fn path(active: PathMtu, id: &Id) -> Option<Path> {
         let (_, local) = id.gid?;
         let (from, to) = (id.local?, id.peer?);
-        let active = verbs.query_port().active_mtu;
         // The flow label that both sides derive their UDP source port from, as Linux does.
         let flow_label = (u32::from(from.port()) * 31 + u32::from(to.port())) & 0xF_FFFF;
         Some(Path {
@@ -447,12 +455,13 @@ impl RdmaCm for Cm {
         Ok(())
     }
 
-    fn resolve_route(&mut self, verbs: &mut dyn Verbs, handle: IdHandle) -> Result<(), IdError> {
+    fn resolve_route(&mut self, _verbs: &mut dyn Verbs, handle: IdHandle) -> Result<(), IdError> {
+        let active = self.active_mtu;
         let id = self.get_mut(handle)?;
         if id.stage != Stage::AddrResolved {
             return Err(IdError::WrongState("resolve_route"));
         }
-        let Some(path) = Self::path(verbs, id) else { return Err(IdError::WrongState("resolve_route")) };
+        let Some(path) = Self::path(active, id) else { return Err(IdError::WrongState("resolve_route")) };
         id.path = Some(path);
         id.stage = Stage::RouteResolved;
         self.tell(handle, EventKind::RouteResolved, 0);
@@ -464,9 +473,14 @@ impl RdmaCm for Cm {
         if id.qp.is_some() || id.ready.is_some() || matches!(id.stage, Stage::Listening(_) | Stage::Over) {
             return Err(IdError::WrongState("attach_qp"));
         }
-        if verbs.query_qp(qp)?.qp_type == QpType::Ud {
+        let info = verbs.query_qp(qp)?;
+        if info.qp_type == QpType::Ud {
             ready_datagram_qp(verbs, qp)?;
         } else {
+            // A connection could not be made with it: said here, where another QP can still take its place.
+            if self.agent.is_qp_waiting(info.qpn) {
+                return Err(CmError::QpBusy(info.qpn).into());
+            }
             verbs.modify_qp(qp, InitAttr::connected(AccessFlags::REMOTE_WRITE).into())?;
         }
         self.get_mut(handle)?.qp = Some(qp);

@@ -9,15 +9,15 @@ pub(super) type Body = [u8; BODY_LEN];
 /// The `N` bytes at `AT`.
 pub(super) fn get<const AT: usize, const N: usize>(body: &Body) -> [u8; N] {
     const { assert!(AT + N <= BODY_LEN) };
-    core::array::from_fn(|i| body[AT + i])
+    let mut out = [0; N];
+    out.copy_from_slice(&body[AT..AT + N]);
+    out
 }
 
 /// Sets the `N` bytes at `AT`.
 pub(super) fn put<const AT: usize, const N: usize>(body: &mut Body, value: [u8; N]) {
     const { assert!(AT + N <= BODY_LEN) };
-    for (i, byte) in value.into_iter().enumerate() {
-        body[AT + i] = byte;
-    }
+    body[AT..AT + N].copy_from_slice(&value);
 }
 
 pub(super) fn u8_at<const AT: usize>(body: &Body) -> u8 {

@@ -223,8 +223,8 @@ impl Mad {
     pub fn parse(bytes: &[u8]) -> Result<Self, MadError> {
         let Ok(mad) = <&[u8; MAD_LEN]>::try_from(bytes) else { return Err(MadError::Length(bytes.len())) };
         let kind = Self::kind(mad)?;
-        let h: [u8; HEADER_LEN] = core::array::from_fn(|i| mad[i]);
-        let body: Body = core::array::from_fn(|i| mad[HEADER_LEN + i]);
+        let Some((h, body)) = mad.split_first_chunk::<HEADER_LEN>() else { return Err(MadError::Length(mad.len())) };
+        let Some(body) = body.first_chunk() else { return Err(MadError::Length(mad.len())) };
         let header = MadHeader {
             status: u16::from_be_bytes([h[4], h[5]]),
             class_specific: u16::from_be_bytes([h[6], h[7]]),
@@ -234,7 +234,7 @@ impl Mad {
             reserved: u16::from_be_bytes([h[18], h[19]]),
             attribute_modifier: u32::from_be_bytes([h[20], h[21], h[22], h[23]]),
         };
-        Ok(Self { header, message: Message::parse(kind, &body) })
+        Ok(Self { header, message: Message::parse(kind, body) })
     }
 
     /// Of a MAD of another class version: kind, transaction and first word, which is all that a refusal needs. In a REQ the
@@ -274,20 +274,19 @@ impl Mad {
     /// The 256 bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; MAD_LEN] {
-        let mut body = [0; BODY_LEN];
-        self.message.emit(&mut body);
-        let h = &self.header;
-        let header = [BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND]
-            .into_iter()
-            .chain(h.status.to_be_bytes())
-            .chain(h.class_specific.to_be_bytes())
-            .chain(h.transaction_id.get().to_be_bytes())
-            .chain(self.message.kind().attribute().to_be_bytes())
-            .chain(h.reserved.to_be_bytes())
-            .chain(h.attribute_modifier.to_be_bytes());
         let mut out = [0; MAD_LEN];
-        for (to, from) in out.iter_mut().zip(header.chain(body)) {
-            *to = from;
+        let (h, kind) = (&self.header, self.message.kind());
+        if let Some((header, body)) = out.split_first_chunk_mut::<HEADER_LEN>()
+            && let Some(body) = body.first_chunk_mut()
+        {
+            header[..4].copy_from_slice(&[BASE_VERSION, CLASS, CLASS_VERSION, METHOD_SEND]);
+            header[4..6].copy_from_slice(&h.status.to_be_bytes());
+            header[6..8].copy_from_slice(&h.class_specific.to_be_bytes());
+            header[8..16].copy_from_slice(&h.transaction_id.get().to_be_bytes());
+            header[16..18].copy_from_slice(&kind.attribute().to_be_bytes());
+            header[18..20].copy_from_slice(&h.reserved.to_be_bytes());
+            header[20..].copy_from_slice(&h.attribute_modifier.to_be_bytes());
+            self.message.emit(body);
         }
         out
     }

@@ -25,7 +25,7 @@ use crate::burst::{IcrcMode, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::counters::{Counters, DropReason};
 use crate::cq::{CqTable, EventQueue};
 use crate::mem::MrTable;
-use crate::qp::{AhTable, Arrival, Cx, Poster, Qp};
+use crate::qp::{AhTable, Arrival, Cx, Poster, Qp, SpareQueues};
 use crate::ring::Consumer;
 use crate::rng::Rng;
 use crate::srq::{RecvProducer, SrqTable};
@@ -85,6 +85,8 @@ pub struct Endpoint {
     ahs: AhTable,
     qps: Slab<kind::Qp, QpSlot>,
     by_qpn: NumberMap<QpHandle>,
+    /// Of QPs that are gone, for the next ones.
+    spare: SpareQueues,
     multicast: Groups,
     active: VecDeque<QpHandle>,
     timers: Timers,
@@ -122,6 +124,7 @@ impl Endpoint {
             ahs: Slab::new(MAX_AHS),
             qps: Slab::new(config.max_qp),
             by_qpn: NumberMap::new(rng.next_u64()),
+            spare: SpareQueues::default(),
             multicast: Groups::default(),
             active: VecDeque::new(),
             timers: Timers::default(),

@@ -240,8 +240,9 @@ impl Verbs for Endpoint {
         let qpn = self.choose_qpn(&init)?;
         let options = self.config.qp_options;
         let datagram_mtu = u16::try_from(self.config.path_mtu.bytes()).unwrap_or(u16::MAX);
+        let spare = &mut self.spare;
         let make = |handle| {
-            let qp = Qp::new(handle, qpn, &init, srq, datagram_mtu, options);
+            let qp = Qp::new(handle, qpn, &init, srq, datagram_mtu, options, spare);
             QpSlot { qp, counters: Counters::default(), queued: false }
         };
         let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
@@ -295,6 +296,7 @@ impl Verbs for Endpoint {
         if let Some(srq) = slot.qp.srq().and_then(|srq| self.srqs.get_mut(srq)) {
             srq.detach();
         }
+        slot.qp.retire(&mut self.spare);
         Ok(())
     }
 

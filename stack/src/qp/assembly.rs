@@ -77,8 +77,14 @@ pub(crate) struct ReceiveQueue {
 }
 
 impl ReceiveQueue {
-    pub(crate) fn new(own: Option<RecvConsumer>, srq: Option<SrqHandle>, pd: PdHandle, max_sge: usize) -> Self {
-        Self { own, srq, pd, held: None, sges: vec![Sge::default(); max_sge] }
+    /// `sges` has room for the elements of a receive.
+    pub(crate) fn new(own: Option<RecvConsumer>, srq: Option<SrqHandle>, pd: PdHandle, sges: Vec<Sge>) -> Self {
+        Self { own, srq, pd, held: None, sges }
+    }
+
+    /// The QP's own queue, and the room for elements.
+    pub(super) fn into_parts(self) -> (Option<RecvConsumer>, Vec<Sge>) {
+        (self.own, self.sges)
     }
 
     /// Whether a WQE is held, after taking one if none was.

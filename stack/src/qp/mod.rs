@@ -17,6 +17,7 @@ mod notify;
 mod path;
 mod post;
 mod progress;
+mod queues;
 mod requester;
 mod responder;
 mod rnr;
@@ -35,6 +36,8 @@ pub use post::{MAX_MESSAGE, Poster, QpShared, SendProducer, post_recv_to};
 #[cfg(feature = "hw")]
 pub(crate) use post::{check_operation, check_sge_count};
 pub use progress::{Behind, Progress, Waiting};
+pub(crate) use queues::SpareQueues;
+pub use queues::{SPARE_BYTES, SPARE_QUEUES};
 pub use requester::{MAX_READ_PSNS, MAX_UNACKED};
 pub use ud::GRH_LEN;
 
@@ -43,16 +46,14 @@ use completer::ResponseError;
 use migrate::Migration;
 use notify::Notifier;
 use path::Path;
+use queues::Queues;
 use requester::{Requester, SendFailure};
 use responder::{RequestBits, Responder};
-use send_queue::SendQueue;
 use uc::UcReceiver;
 use ud::{DatagramFrom, DatagramHeader, DatagramSender};
 
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
-use crate::ring::{WqeRingSize, wqe_ring};
-use crate::srq::recv_ring;
 use crate::time::{Duration, Instant};
 use crate::types::{PKey, PathMtu, Psn, Qpn};
 use crate::verbs::{
@@ -149,44 +150,36 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// A QP in RESET. `srq` is what a receive of its SRQ may have, and the SRQ's protection domain, where it has one.
+    /// A QP in RESET. `srq` is what a receive of its SRQ may have, and the SRQ's protection domain, where it has one. Its
+    /// queues are made, or taken from `spare`.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         handle: QpHandle,
         qpn: Qpn,
         init: &QpInit,
         srq: Option<(usize, PdHandle)>,
         datagram_mtu: u16,
         options: QpOptions,
+        spare: &mut SpareQueues,
     ) -> Self {
         let caps = init.caps;
-        let size = WqeRingSize {
-            requests: caps.max_send_wr as usize,
-            sges: caps.max_send_sge as usize,
-            inline: caps.max_inline as usize,
-        };
-        let (send_caller, send_engine) = wqe_ring(size);
-        let (recv_caller, recv_engine) = match srq {
-            Some(_) => (None, None),
-            None => {
-                let (p, c) = recv_ring(caps.max_recv_wr, caps.max_recv_sge);
-                (Some(p), Some(c))
-            }
-        };
-        let (recv_sges, recv_pd) = srq.unwrap_or((caps.max_recv_sge as usize, init.pd));
+        let kept = if init.qp_type == QpType::Rc && srq.is_none() { spare.take(&caps) } else { None };
+        let queues = kept.unwrap_or_else(|| Queues::new(caps, srq.map(|(sges, _)| sges), datagram_mtu));
+        let Queues { send: queue, send_caller, recv, recv_sges, reads, answers, shared, .. } = queues;
+        let (recv_caller, recv_engine) = recv.unzip();
+        let recv_pd = srq.map_or(init.pd, |(_, pd)| pd);
         let rq = ReceiveQueue::new(recv_engine, init.srq, recv_pd, recv_sges);
-        let queue = SendQueue::new(send_engine);
         let (sender, receiver) = match init.qp_type {
-            QpType::Rc => {
-                (Sender::Connected(Requester::new(queue, Service::Rc)), Receiver::Rc(Responder::new(Assembly::new(rq))))
-            }
+            QpType::Rc => (
+                Sender::Connected(Requester::new(queue, reads, Service::Rc)),
+                Receiver::Rc(Responder::new(Assembly::new(rq), answers)),
+            ),
             QpType::Uc => (
-                Sender::Connected(Requester::new(queue, Service::Uc)),
+                Sender::Connected(Requester::new(queue, reads, Service::Uc)),
                 Receiver::Uc(UcReceiver::new(Assembly::new(rq))),
             ),
             QpType::Ud | QpType::Gsi => (Sender::Datagram(DatagramSender::new(queue)), Receiver::Ud(rq)),
         };
-        let shared = Arc::new(QpShared::new(datagram_mtu));
         let poster =
             Poster { qp_type: init.qp_type, caps, shared: Arc::clone(&shared), send: send_caller, recv: recv_caller };
         Self {
@@ -217,6 +210,17 @@ impl Qp {
             notify_drained: false,
             established: false,
             answered: false,
+        }
+    }
+
+    /// Takes it apart, for the next QP of its sizes. Not where the caller's half was given away: its owner may still
+    /// hold it.
+    pub(crate) fn retire(self, spare: &mut SpareQueues) {
+        if let (Some(poster), Sender::Connected(r), Receiver::Rc(receiver)) = (self.poster, self.sender, self.receiver)
+        {
+            let (queue, reads) = r.into_parts();
+            let (rq, answers) = receiver.into_parts();
+            spare.keep(Queues::gather(poster, queue, rq, reads, answers));
         }
     }
 

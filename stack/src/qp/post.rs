@@ -36,6 +36,11 @@ impl QpShared {
         }
     }
 
+    /// As it was made.
+    pub(super) fn reset(&self) {
+        self.publish(QpState::Reset, 0);
+    }
+
     pub(crate) fn publish(&self, state: QpState, max_rd_atomic: u8) {
         self.max_rd_atomic.store(max_rd_atomic, Ordering::Release);
         self.state.store(state as u8, Ordering::Release);

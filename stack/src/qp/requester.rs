@@ -92,7 +92,7 @@ struct Plan {
 }
 
 impl Requester {
-    pub(crate) fn new(queue: SendQueue, service: Service) -> Self {
+    pub(crate) fn new(queue: SendQueue, reads: VecDeque<Psn>, service: Service) -> Self {
         Self {
             queue,
             service,
@@ -108,8 +108,7 @@ impl Requester {
             cursor: 0,
             cursor_psn: Psn::ZERO,
             sent_end: Psn::ZERO,
-            // As many READs as the verbs allow, so that nothing is allocated later.
-            reads: VecDeque::with_capacity(128),
+            reads,
             since_ack_req: 0,
             retries_used: 0,
             rnr_used: 0,
@@ -130,6 +129,11 @@ impl Requester {
     }
 
     /// Forgets everything but the queue.
+    /// Its queue, and the room for its READs.
+    pub(super) fn into_parts(self) -> (SendQueue, VecDeque<Psn>) {
+        (self.queue, self.reads)
+    }
+
     pub(crate) fn reset(&mut self) {
         self.start(Psn::ZERO, self.attr);
         self.cursor = 0;

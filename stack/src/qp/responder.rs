@@ -14,8 +14,9 @@ use super::rnr::RnrPace;
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
 use crate::mem::FlushRange;
+use crate::srq::RecvConsumer;
 use crate::types::{Msn, Psn, PsnClass, RnrTimer};
-use crate::verbs::{AccessFlags, MAX_READ_BYTES, WcStatus};
+use crate::verbs::{AccessFlags, MAX_READ_BYTES, Sge, WcStatus};
 use crate::wire::{
     Aeth, AtomicEth, Body, Feth, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome,
 };
@@ -55,10 +56,10 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(assembly: Assembly) -> Self {
+    pub(crate) fn new(assembly: Assembly, answers: Answers) -> Self {
         Self {
             assembly,
-            answers: Answers::new(),
+            answers,
             expected: Psn::ZERO,
             msn: Msn::default(),
             nak_sent: false,
@@ -67,6 +68,11 @@ impl Responder {
             credits: false,
             max_read_bytes: MAX_READ_BYTES,
         }
+    }
+
+    /// Its receive queue, where it has one of its own, with room for elements, and its answers.
+    pub(super) fn into_parts(self) -> ((Option<RecvConsumer>, Vec<Sge>), Answers) {
+        (self.assembly.rq.into_parts(), self.answers)
     }
 
     pub(crate) fn start(&mut self, expected: Psn, depth: u8) {

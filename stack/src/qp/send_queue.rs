@@ -74,6 +74,13 @@ impl SendQueue {
         }
     }
 
+    /// Forgets everything. Nobody may post meanwhile.
+    pub(super) fn clear(&mut self) {
+        self.window.clear();
+        self.ring.clear();
+        self.next_slot = 0;
+    }
+
     /// Takes the next posted work request into flight, its PSNs beginning with `first`: the last of the window then.
     pub(crate) fn pull(&mut self, first: Psn, mtu: PathMtu) -> Option<&Wqe> {
         let size = self.ring.size();

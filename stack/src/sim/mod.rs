@@ -368,6 +368,14 @@ impl World {
         self.step_until(None)
     }
 
+    /// When the next event is; `None` when there is none. What endpoints have to send now is sent first.
+    pub fn next_event(&mut self) -> Option<Instant> {
+        self.flush();
+        let timer = self.next_timer().map(|(at, _)| at);
+        let packet = self.flying.peek().map(|f| f.at);
+        [packet, timer, self.next_free()].into_iter().flatten().min()
+    }
+
     /// Runs all events up to and including `deadline`; then it is `deadline`.
     pub fn run_until(&mut self, deadline: Instant) {
         while self.step_until(Some(deadline)) {}

@@ -127,7 +127,9 @@ impl AttrSet {
     /// The first attribute of this set that `other` lacks.
     #[must_use]
     pub fn first_missing_in(self, other: Self) -> Option<Attr> {
-        Attr::ALL.into_iter().find(|a| self.has(*a) && !other.has(*a))
+        let missing = Self(self.0 & !other.0);
+        // The rule, which a modify of a program that works keeps to, costs no search.
+        if missing == Self::EMPTY { None } else { Attr::ALL.into_iter().find(|a| missing.has(*a)) }
     }
 
     /// The bits of `ibv_qp_attr_mask`.
@@ -146,31 +148,38 @@ pub struct Rule {
     pub optional: AttrSet,
 }
 
+/// The set of these, made when the program is compiled.
+macro_rules! set {
+    ($($attr:ident),*) => {
+        const { AttrSet::of(&[$(Attr::$attr),*]) }
+    };
+}
+
 /// The rule of the edge `from` to `to` for QPs of type `qp_type`, or `None` when there is no such edge. SQE is entered
 /// by the engine only, so no edge leads to it.
 #[must_use]
 pub fn transition_rule(qp_type: QpType, from: QpState, to: QpState) -> Option<Rule> {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-    let (required, optional): (&[Attr], &[Attr]) = match (from, to) {
+    let (required, optional): Sets = match (from, to) {
         // RESET to ERR is not an edge of the table; everything else may fail or be reset at any time.
         (Reset, Err) | (_, Sqe) => return None,
-        (_, Reset | Err) => (&[], &[]),
+        (_, Reset | Err) => (set![], set![]),
         (Reset, Init) => reset_to_init(qp_type),
         (Init, Init) => init_to_init(qp_type),
         (Init, Rtr) => init_to_rtr(qp_type),
         (Rtr, Rts) => rtr_to_rts(qp_type),
         (Rts, Rts) => rts_to_rts(qp_type),
-        (Rts, Sqd) => (&[], &[Attr::SqdAsyncNotify]),
+        (Rts, Sqd) => (set![], set![SqdAsyncNotify]),
         (Sqd, Sqd) => sqd_to_sqd(qp_type),
         (Sqd, Rts) => sqd_to_rts(qp_type),
         (Sqe, Rts) => match qp_type {
             QpType::Rc => return None,
-            QpType::Uc => (&[], &[Attr::CurState, Attr::AccessFlags]),
-            QpType::Ud | QpType::Gsi => (&[], &[Attr::CurState, Attr::QKey]),
+            QpType::Uc => (set![], set![CurState, AccessFlags]),
+            QpType::Ud | QpType::Gsi => (set![], set![CurState, QKey]),
         },
         _ => return None,
     };
-    Some(Rule { required: AttrSet::of(required), optional: AttrSet::of(optional) })
+    Some(Rule { required, optional })
 }
 
 /// Checks which attributes a modify of a QP in `from` carries against the table; values are the device's to check.
@@ -196,88 +205,83 @@ pub fn check_transition(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result
     Ok(to)
 }
 
-type Lists = (&'static [Attr], &'static [Attr]);
+/// What an edge requires and allows.
+type Sets = (AttrSet, AttrSet);
 
-fn reset_to_init(t: QpType) -> Lists {
+fn reset_to_init(t: QpType) -> Sets {
     match t {
-        QpType::Rc | QpType::Uc => (&[Attr::PKeyIndex, Attr::Port, Attr::AccessFlags], &[]),
-        QpType::Ud => (&[Attr::PKeyIndex, Attr::Port, Attr::QKey], &[]),
+        QpType::Rc | QpType::Uc => (set![PKeyIndex, Port, AccessFlags], set![]),
+        QpType::Ud => (set![PKeyIndex, Port, QKey], set![]),
         // The verbs give QP1 no port; one given all the same is harmless, as it has only one.
-        QpType::Gsi => (&[Attr::PKeyIndex, Attr::QKey], &[Attr::Port]),
+        QpType::Gsi => (set![PKeyIndex, QKey], set![Port]),
     }
 }
 
-fn init_to_init(t: QpType) -> Lists {
+fn init_to_init(t: QpType) -> Sets {
     match t {
-        QpType::Rc | QpType::Uc => (&[], &[Attr::PKeyIndex, Attr::Port, Attr::AccessFlags]),
-        QpType::Ud => (&[], &[Attr::PKeyIndex, Attr::Port, Attr::QKey]),
-        QpType::Gsi => (&[], &[Attr::PKeyIndex, Attr::QKey]),
+        QpType::Rc | QpType::Uc => (set![], set![PKeyIndex, Port, AccessFlags]),
+        QpType::Ud => (set![], set![PKeyIndex, Port, QKey]),
+        QpType::Gsi => (set![], set![PKeyIndex, QKey]),
     }
 }
 
-fn init_to_rtr(t: QpType) -> Lists {
+fn init_to_rtr(t: QpType) -> Sets {
     match t {
-        QpType::Rc => (
-            &[Attr::Av, Attr::PathMtu, Attr::DestQpn, Attr::RqPsn, Attr::MaxDestRdAtomic, Attr::MinRnrTimer],
-            &[Attr::AltPath, Attr::AccessFlags, Attr::PKeyIndex],
-        ),
-        QpType::Uc => (
-            &[Attr::Av, Attr::PathMtu, Attr::DestQpn, Attr::RqPsn],
-            &[Attr::AltPath, Attr::AccessFlags, Attr::PKeyIndex],
-        ),
-        QpType::Ud | QpType::Gsi => (&[], &[Attr::PKeyIndex, Attr::QKey]),
-    }
-}
-
-fn rtr_to_rts(t: QpType) -> Lists {
-    match t {
-        QpType::Rc => (
-            &[Attr::Timeout, Attr::RetryCount, Attr::RnrRetry, Attr::SqPsn, Attr::MaxRdAtomic],
-            &[Attr::CurState, Attr::AltPath, Attr::AccessFlags, Attr::MinRnrTimer, Attr::PathMigState],
-        ),
-        QpType::Uc => (&[Attr::SqPsn], &[Attr::CurState, Attr::AltPath, Attr::AccessFlags, Attr::PathMigState]),
-        QpType::Ud | QpType::Gsi => (&[Attr::SqPsn], &[Attr::CurState, Attr::QKey]),
-    }
-}
-
-fn rts_to_rts(t: QpType) -> Lists {
-    match t {
-        QpType::Rc | QpType::Uc => {
-            (&[], &[Attr::CurState, Attr::AccessFlags, Attr::AltPath, Attr::PathMigState, Attr::MinRnrTimer])
+        QpType::Rc => {
+            (set![Av, PathMtu, DestQpn, RqPsn, MaxDestRdAtomic, MinRnrTimer], set![AltPath, AccessFlags, PKeyIndex])
         }
-        QpType::Ud | QpType::Gsi => (&[], &[Attr::CurState, Attr::QKey]),
+        QpType::Uc => (set![Av, PathMtu, DestQpn, RqPsn], set![AltPath, AccessFlags, PKeyIndex]),
+        QpType::Ud | QpType::Gsi => (set![], set![PKeyIndex, QKey]),
     }
 }
 
-fn sqd_to_sqd(t: QpType) -> Lists {
+fn rtr_to_rts(t: QpType) -> Sets {
     match t {
         QpType::Rc => (
-            &[],
-            &[
-                Attr::Port,
-                Attr::Av,
-                Attr::Timeout,
-                Attr::RetryCount,
-                Attr::RnrRetry,
-                Attr::MaxRdAtomic,
-                Attr::MaxDestRdAtomic,
-                Attr::AltPath,
-                Attr::AccessFlags,
-                Attr::PKeyIndex,
-                Attr::MinRnrTimer,
-                Attr::PathMigState,
+            set![Timeout, RetryCount, RnrRetry, SqPsn, MaxRdAtomic],
+            set![CurState, AltPath, AccessFlags, MinRnrTimer, PathMigState],
+        ),
+        QpType::Uc => (set![SqPsn], set![CurState, AltPath, AccessFlags, PathMigState]),
+        QpType::Ud | QpType::Gsi => (set![SqPsn], set![CurState, QKey]),
+    }
+}
+
+fn rts_to_rts(t: QpType) -> Sets {
+    match t {
+        QpType::Rc | QpType::Uc => (set![], set![CurState, AccessFlags, AltPath, PathMigState, MinRnrTimer]),
+        QpType::Ud | QpType::Gsi => (set![], set![CurState, QKey]),
+    }
+}
+
+fn sqd_to_sqd(t: QpType) -> Sets {
+    match t {
+        QpType::Rc => (
+            set![],
+            set![
+                Port,
+                Av,
+                Timeout,
+                RetryCount,
+                RnrRetry,
+                MaxRdAtomic,
+                MaxDestRdAtomic,
+                AltPath,
+                AccessFlags,
+                PKeyIndex,
+                MinRnrTimer,
+                PathMigState
             ],
         ),
-        QpType::Uc => (&[], &[Attr::Av, Attr::AltPath, Attr::AccessFlags, Attr::PKeyIndex, Attr::PathMigState]),
-        QpType::Ud | QpType::Gsi => (&[], &[Attr::PKeyIndex, Attr::QKey]),
+        QpType::Uc => (set![], set![Av, AltPath, AccessFlags, PKeyIndex, PathMigState]),
+        QpType::Ud | QpType::Gsi => (set![], set![PKeyIndex, QKey]),
     }
 }
 
-fn sqd_to_rts(t: QpType) -> Lists {
+fn sqd_to_rts(t: QpType) -> Sets {
     match t {
-        QpType::Rc => (&[], &[Attr::CurState, Attr::AltPath, Attr::AccessFlags, Attr::MinRnrTimer, Attr::PathMigState]),
-        QpType::Uc => (&[], &[Attr::CurState, Attr::AltPath, Attr::AccessFlags, Attr::PathMigState]),
-        QpType::Ud | QpType::Gsi => (&[], &[Attr::CurState, Attr::QKey]),
+        QpType::Rc => (set![], set![CurState, AltPath, AccessFlags, MinRnrTimer, PathMigState]),
+        QpType::Uc => (set![], set![CurState, AltPath, AccessFlags, PathMigState]),
+        QpType::Ud | QpType::Gsi => (set![], set![CurState, QKey]),
     }
 }
 
