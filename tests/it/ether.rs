@@ -5,6 +5,7 @@
 mod groups;
 mod marks;
 mod rc;
+mod superframes;
 mod tap;
 
 use std::collections::HashSet;
@@ -521,15 +522,20 @@ fn without_the_capability_the_error_names_it() {
         return;
     }
     let lab = Lab::new();
+    as_nobody(&lab.a, "ether::without_the_capability_the_error_names_it", (AS_NOBODY, "v0"));
+}
+
+/// Runs `test` again inside `ns` as an ordinary user, who has `variable` in his environment.
+fn as_nobody(ns: &str, test: &str, variable: (&str, &str)) {
     // A copy, since an ordinary user may not be able to reach where the test was built.
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let copy = place.path().join("it");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
-    let output = inside(&lab.a, || {
+    let output = inside(ns, || {
         Command::new(&copy)
-            .args(["--exact", "ether::without_the_capability_the_error_names_it"])
-            .env(AS_NOBODY, "v0")
+            .args(["--exact", test])
+            .env(variable.0, variable.1)
             .current_dir("/")
             .uid(65534)
             .gid(65534)

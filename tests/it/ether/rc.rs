@@ -110,7 +110,7 @@ pub(super) fn run(a: &mut Side, b: &mut Side, of_a: &[WcOpcode], of_b: &[WcOpcod
 }
 
 /// SEND, WRITE and READ of `LEN` bytes from `x` to `y`.
-fn exchange(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: IpAddr) {
+pub(super) fn exchange(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: IpAddr) {
     exchange_of(a, b, x, y, LEN, PathMtu::B2048);
 }
 
