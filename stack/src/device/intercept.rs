@@ -315,6 +315,10 @@ impl<D: Device, J: Judge> Device for Intercepted<D, J> {
         self.inner.descriptor()
     }
 
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
         self.inner.wait(timeout)
     }

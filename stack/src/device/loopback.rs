@@ -5,10 +5,12 @@
 //! when all frames of a port are on their way it takes no more.
 
 use core::net::IpAddr;
+use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::intercept::known_ids;
+use super::sys::poll::{EventFd, Watch, wait};
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, RxSink, TxSource};
 use crate::burst::{IcrcMode, IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
 use crate::ring::{Consumer, Producer, ring};
@@ -24,6 +26,8 @@ pub const SEGMENTS: usize = 16;
 const FRAME_LEN: usize = 65_535;
 /// Room for the headers of a packet, when the number of segments is limited by the length of an IP packet.
 const SEGMENT_OVERHEAD: usize = 64;
+/// How long a wait without a descriptor lasts.
+const BLIND_WAIT: Duration = Duration::from_millis(1);
 /// Headers before the first segment (IPv6 and UDP).
 const HEADERS: usize = 48;
 
@@ -105,8 +109,8 @@ struct Port {
     asleep: AtomicBool,
     /// Whether it had no frame left when it went to sleep.
     starving: AtomicBool,
-    alarm: Mutex<bool>,
-    rings: Condvar,
+    /// What it sleeps on; made when it first does.
+    alarm: OnceLock<EventFd>,
 }
 
 impl Port {
@@ -119,8 +123,7 @@ impl Port {
             joins: AtomicUsize::new(0),
             asleep: AtomicBool::new(false),
             starving: AtomicBool::new(false),
-            alarm: Mutex::new(false),
-            rings: Condvar::new(),
+            alarm: OnceLock::new(),
         }
     }
 
@@ -131,12 +134,24 @@ impl Port {
 
     /// Wakes the owner if it sleeps. Called after a frame was pushed.
     fn wake(&self) {
-        // Pairs with the fence in `wait`: either we see `asleep`, or the owner sees the frame.
+        // Pairs with the fence in `arm`: either we see `asleep`, or the owner sees the frame.
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
-            *lock(&self.alarm) = true;
-            self.rings.notify_one();
+        if self.asleep.load(Ordering::Relaxed)
+            && let Some(alarm) = self.alarm.get()
+        {
+            alarm.set();
+            // In this order: who finds itself awake finds the alarm set, and clears it.
+            self.asleep.store(false, Ordering::Release);
         }
+    }
+
+    /// What the owner sleeps on; `None` when the process has no descriptor left.
+    fn alarm(&self) -> Option<&EventFd> {
+        if self.alarm.get().is_none() {
+            // Another caller may be first.
+            let _ = self.alarm.set(EventFd::new().ok()?);
+        }
+        self.alarm.get()
     }
 
     /// Wakes the owner if it sleeps for want of frames. Called after one was given back.
@@ -198,6 +213,8 @@ pub struct LoopbackDevice {
     next_id: u16,
     /// The peer that is asked first, so that none starves.
     turn: usize,
+    /// A sleep was prepared: the alarm may have been rung since.
+    armed: bool,
     lost: DeviceLosses,
 }
 
@@ -217,7 +234,17 @@ impl LoopbackDevice {
         };
         let free = (0..port.frames).map(|_| new_frame()).collect();
         let peers = Vec::new();
-        Self { capabilities, port, peers, joins_seen: 0, free, next_id: 0, turn: 0, lost: DeviceLosses::default() }
+        Self {
+            capabilities,
+            port,
+            peers,
+            joins_seen: 0,
+            free,
+            next_id: 0,
+            turn: 0,
+            armed: false,
+            lost: DeviceLosses::default(),
+        }
     }
 
     /// Takes over ports that joined the switch, and forgets those that left. No lock unless something changed.
@@ -381,24 +408,36 @@ impl Device for LoopbackDevice {
         Ok(taken)
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
-        let port = Arc::clone(&self.port);
+    fn descriptor(&self) -> Option<RawFd> {
+        self.port.alarm().map(EventFd::as_raw_fd)
+    }
+
+    fn arm(&mut self) -> bool {
+        let port = &self.port;
+        if core::mem::replace(&mut self.armed, true)
+            && !port.asleep.load(Ordering::Acquire)
+            && let Some(alarm) = port.alarm.get()
+        {
+            alarm.clear();
+        }
         port.starving.store(self.free.is_empty(), Ordering::Relaxed);
         port.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if !self.has_work() {
-            let mut alarm = lock(&port.alarm);
-            if !*alarm {
-                alarm = match timeout {
-                    // A spurious wake-up is an early return, which callers must expect anyway.
-                    Some(t) => port.rings.wait_timeout(alarm, t).unwrap_or_else(PoisonError::into_inner).0,
-                    None => port.rings.wait(alarm).unwrap_or_else(PoisonError::into_inner),
-                };
-            }
-            *alarm = false;
+        self.has_work()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+        let Some(alarm) = self.descriptor() else {
+            // A wait may end early, and the caller looks again.
+            std::thread::sleep(timeout.map_or(BLIND_WAIT, |t| t.min(BLIND_WAIT)));
+            return Ok(());
+        };
+        if self.arm() {
+            return Ok(());
         }
-        port.asleep.store(false, Ordering::Relaxed);
-        Ok(())
+        wait(&[Watch::Readable(alarm)], timeout)
+            .map(|_| ())
+            .map_err(|source| DeviceError::Io { action: "waiting", source })
     }
 
     fn lost(&self) -> DeviceLosses {
@@ -578,6 +617,37 @@ mod tests {
             }
         }
         assert_eq!(sender.join().unwrap().lost(), DeviceLosses::default());
+    }
+
+    #[test]
+    fn the_descriptor_tells_of_a_burst_once_the_port_is_armed() {
+        let (mut a, mut b, _c) = three();
+        let fd = b.descriptor().unwrap();
+        let readable = || wait(&[Watch::Readable(fd)], Some(Duration::ZERO)).unwrap() == 1;
+        // Not asked for, so it costs the sender nothing.
+        send(&mut a, at(0), flow(A, B), &[b"1"]);
+        assert!(!readable());
+        assert!(b.arm(), "one waits already");
+        assert_eq!(bytes(receive(&mut b, at(0))), [b"1"]);
+        assert!(!b.arm());
+        assert!(!readable());
+        send(&mut a, at(0), flow(A, B), &[b"2", b"3"]);
+        assert!(readable());
+        assert!(b.arm(), "and it is quiet again");
+        assert!(!readable());
+        assert_eq!(bytes(receive(&mut b, at(0))), [b"2", b"3"]);
+    }
+
+    #[test]
+    fn the_descriptor_of_a_port_without_frames_tells_when_one_comes_back() {
+        let switch = Switch::new();
+        let mut a = switch.port_with(PortConfig { frames: 1, ..PortConfig::new(&[ip(A)]) });
+        let mut b = switch.port(&[ip(B)]);
+        let fd = a.descriptor().unwrap();
+        assert_eq!(send(&mut a, at(0), flow(A, B), &[b"1", b"2"]), 1);
+        assert!(!a.arm());
+        assert_eq!(bytes(receive(&mut b, at(0))), [b"1"]);
+        assert_eq!(wait(&[Watch::Readable(fd)], Some(Duration::ZERO)).unwrap(), 1);
     }
 
     #[test]

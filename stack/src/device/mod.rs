@@ -101,9 +101,16 @@ pub trait Device: Send {
         Ok(())
     }
 
-    /// A descriptor that becomes readable when bursts wait, for `poll(2)`.
+    /// A descriptor that becomes readable when bursts wait, for `poll(2)`; [`Device::arm`] comes before each sleep on it.
     fn descriptor(&self) -> Option<RawFd> {
         None
+    }
+
+    /// To be called before a sleep on the descriptor: from now on it becomes readable when bursts come. Says whether some
+    /// wait already, in which case it need not. A socket's descriptor needs no such call; a device in memory, whose peers
+    /// would make a system call for each burst otherwise, does.
+    fn arm(&mut self) -> bool {
+        false
     }
 
     /// Sleeps until bursts wait or `timeout` passes (`None`: for ever). A device without a descriptor may return early.
@@ -146,6 +153,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn descriptor(&self) -> Option<RawFd> {
         (**self).descriptor()
+    }
+
+    fn arm(&mut self) -> bool {
+        (**self).arm()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {

@@ -279,6 +279,10 @@ impl<D: Device, W: Write + Send> Device for PcapTap<D, W> {
         self.inner.descriptor()
     }
 
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
         self.inner.wait(timeout)
     }

@@ -366,8 +366,21 @@ impl Shared {
                 || self.has_failed()
                 || stop.load(Ordering::SeqCst)
         };
-        let reasons = Reasons { due: &self.due, awake: &awake, now: &|| self.now() };
+        let reasons = Reasons { due: &self.due, arm: &|| self.arm_device(), awake: &awake, now: &|| self.now() };
         self.sleepers.sleep(waker, cq, self.device, until, &reasons)
+    }
+
+    /// Prepares the device for a sleep on its descriptor; says whether something waits already.
+    fn arm_device(&self) -> bool {
+        match self.engine.try_lock() {
+            Ok(mut engine) => engine.device_mut().arm(),
+            Err(TryLockError::Poisoned(e)) => e.into_inner().device_mut().arm(),
+            Err(TryLockError::WouldBlock) => {
+                // Another thread drives: there is no sleep until it has done.
+                std::thread::yield_now();
+                true
+            }
+        }
     }
 
     /// The caller's half of a CQ; taken from the endpoint the first time, whoever made it.

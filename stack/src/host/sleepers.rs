@@ -50,7 +50,9 @@ pub(super) struct Sleepers {
 pub(super) struct Reasons<'a> {
     /// When the engine is due, in nanoseconds, kept by whoever drives.
     pub(super) due: &'a AtomicU64,
-    /// Anything that happened before the sleeper was listed.
+    /// Prepares the device; says whether something waits there.
+    pub(super) arm: &'a dyn Fn() -> bool,
+    /// Anything that happened before the sleeper was listed, or while the device was prepared.
     pub(super) awake: &'a dyn Fn() -> bool,
     /// Reads the clock.
     pub(super) now: &'a dyn Fn() -> Instant,
@@ -88,7 +90,7 @@ impl Sleepers {
         }
         let mut result = Ok(false);
         let left = Instant::from_nanos(until).saturating_since((reasons.now)());
-        if !left.is_zero() && !(reasons.awake)() {
+        if !left.is_zero() && !(watching && (reasons.arm)()) && !(reasons.awake)() {
             let mut timeout = (until != u64::MAX).then_some(left);
             let mine = Watch::Readable(waker.as_raw_fd());
             let mut both = [mine, mine];
@@ -232,7 +234,7 @@ mod tests {
                 scope.spawn(move || {
                     let waker = Arc::new(EventFd::new().unwrap());
                     let done = || stop.load(Ordering::SeqCst) > 0 || cq.is_some_and(|c| !c.queue.is_empty());
-                    let reasons = Reasons { due, awake: &done, now: &|| Instant::ZERO };
+                    let reasons = Reasons { due, arm: &|| false, awake: &done, now: &|| Instant::ZERO };
                     while !done() {
                         sleepers.sleep(&waker, *cq, Some(device), None, &reasons).unwrap();
                         woken.fetch_add(1, Ordering::SeqCst);

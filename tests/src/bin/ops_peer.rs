@@ -738,6 +738,10 @@ impl<D: Device> Device for RxeFlush<D> {
         self.inner.descriptor()
     }
 
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
         self.inner.wait(timeout)
     }
