@@ -6,7 +6,6 @@
 use core::fmt;
 use core::hash::{BuildHasher, Hasher};
 use core::marker::PhantomData;
-use std::collections::HashMap;
 
 /// A handle: a slot and the generation of its content. `T` only keeps kinds apart.
 pub struct Handle<T> {
@@ -214,49 +213,125 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// A map from 24-bit or 32-bit numbers to values.
+/// From a number to a value: one place of an array and, seldom, the next ones. The array is at most half full, so a
+/// look-up ends soon. Numbers are spread by a hash that is keyed from the seed, so nobody else knows which ones are
+/// neighbours.
 #[derive(Debug)]
-pub struct NumberMap<V>(HashMap<u32, V, NumberHash>);
+pub struct NumberMap<V> {
+    /// A power of two of places, or none before the first number.
+    places: Vec<Option<(u32, V)>>,
+    len: usize,
+    hash: NumberHash,
+}
+
+/// Places of a map that holds its first number.
+const FIRST_PLACES: usize = 8;
 
 impl<V> NumberMap<V> {
-    /// An empty map, its hash keyed with `key`.
+    /// An empty map whose hash is keyed by `key`.
     #[must_use]
     pub fn new(key: u64) -> Self {
-        Self(HashMap::with_hasher(NumberHash(key)))
+        Self { places: Vec::new(), len: 0, hash: NumberHash(key) }
     }
 
-    /// The value of `number`.
+    /// Where a number would stand if nobody else did. Only for a map that has places.
+    #[inline]
+    fn home(&self, number: u32) -> usize {
+        let mut hasher = self.hash.build_hasher();
+        hasher.write_u32(number);
+        #[allow(clippy::cast_possible_truncation)] // The low bits are as good as all.
+        let hash = hasher.finish() as usize;
+        hash & self.places.len().wrapping_sub(1)
+    }
+
+    #[inline]
+    fn after(&self, place: usize) -> usize {
+        (place + 1) & self.places.len().wrapping_sub(1)
+    }
+
+    /// The place of a number, or the empty one where it would stand; `None` without places.
+    #[inline]
+    fn place(&self, number: u32) -> Option<usize> {
+        let mut at = self.home(number);
+        while let Some((other, _)) = self.places.get(at)? {
+            if *other == number {
+                break;
+            }
+            at = self.after(at);
+        }
+        Some(at)
+    }
+
+    /// The value of a number.
+    #[inline]
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&V> {
-        self.0.get(&number)
+        let mut at = self.home(number);
+        while let Some((other, value)) = self.places.get(at)? {
+            if *other == number {
+                return Some(value);
+            }
+            at = self.after(at);
+        }
+        None
     }
 
-    /// Whether `number` is there.
+    /// Whether a number has a value.
     #[must_use]
     pub fn contains(&self, number: u32) -> bool {
-        self.0.contains_key(&number)
+        self.get(number).is_some()
     }
 
-    /// Sets the value of `number`; returns the one before.
+    /// Gives a number a value; returns the one before.
     pub fn insert(&mut self, number: u32, value: V) -> Option<V> {
-        self.0.insert(number, value)
+        if self.len * 2 >= self.places.len() {
+            self.grow();
+        }
+        let at = self.place(number)?;
+        let before = self.places.get_mut(at)?.replace((number, value));
+        self.len += usize::from(before.is_none());
+        before.map(|(_, value)| value)
     }
 
-    /// Removes `number`.
+    fn grow(&mut self) {
+        let places = (self.places.len() * 2).max(FIRST_PLACES);
+        let old = core::mem::replace(&mut self.places, core::iter::repeat_with(|| None).take(places).collect());
+        for (number, value) in old.into_iter().flatten() {
+            if let Some(place) = self.place(number).and_then(|at| self.places.get_mut(at)) {
+                *place = Some((number, value));
+            }
+        }
+    }
+
+    /// Takes a number out; returns its value.
     pub fn remove(&mut self, number: u32) -> Option<V> {
-        self.0.remove(&number)
+        let mut hole = self.place(number)?;
+        let (_, value) = self.places.get_mut(hole)?.take()?;
+        self.len -= 1;
+        // Whoever stands behind the hole and was sent past it moves up: a look-up ends at an empty place.
+        let mut at = self.after(hole);
+        while let Some(Some((other, _))) = self.places.get(at) {
+            let mask = self.places.len().wrapping_sub(1);
+            let home = self.home(*other);
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.places.swap(at, hole);
+                hole = at;
+            }
+            at = self.after(at);
+        }
+        Some(value)
     }
 
     /// Numbers held.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     /// Whether none is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len == 0
     }
 }
 
@@ -292,5 +367,29 @@ mod tests {
         assert_eq!(map.len(), 10_000);
         assert_eq!(map.remove(7), Some(7));
         assert!(!map.contains(7));
+    }
+
+    #[test]
+    fn number_map_is_a_map() {
+        use std::collections::BTreeMap;
+
+        let (mut map, mut model) = (NumberMap::new(5), BTreeMap::new());
+        let mut state = 1u32;
+        for step in 0..60_000 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Few numbers, so that they come and go; more of them in between, so that it grows while full of holes.
+            let number = (state >> 16) % if step / 10_000 == 3 { 3000 } else { 60 };
+            if state >> 8 & 1 == 0 {
+                assert_eq!(map.insert(number, step), model.insert(number, step));
+            } else {
+                assert_eq!(map.remove(number), model.remove(&number));
+            }
+            assert_eq!(map.len(), model.len());
+            let probe = (state >> 4) % 3000;
+            assert_eq!(map.get(probe), model.get(&probe));
+        }
+        assert!((0..3000).all(|number| map.get(number) == model.get(&number)));
+        assert!(NumberMap::<u8>::new(1).get(0).is_none());
+        assert!(NumberMap::<u8>::new(1).remove(0).is_none());
     }
 }

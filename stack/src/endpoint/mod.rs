@@ -34,7 +34,7 @@ use crate::time::Instant;
 use crate::types::{Gid, PKey, Qpn};
 use crate::verbs::kind;
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
-use crate::wire::{DONT_FRAGMENT, Flow, IcrcStart, IpFields, Packet, ParseError};
+use crate::wire::{DONT_FRAGMENT, Flow, IcrcStarts, IpFields, Packet, ParseError};
 use multicast::Groups;
 use peer_ids::PeerIds;
 use probes::{Probe, Probes};
@@ -94,6 +94,7 @@ pub struct Endpoint {
     /// Packets and bytes, what belonged to no QP, and what QPs that are gone counted.
     counters: Counters,
     peer_ids: PeerIds,
+    icrcs: IcrcStarts,
     probes: Probes,
     link_is_up: bool,
     /// CQs that overran in the call that is being made; empty between calls.
@@ -131,6 +132,7 @@ impl Endpoint {
             events: EventQueue::default(),
             counters: Counters::default(),
             peer_ids: PeerIds::new(rng.next_u64()),
+            icrcs: IcrcStarts::default(),
             probes: Probes::new(rng.next_u64()),
             link_is_up: true,
             overruns: Vec::new(),
@@ -205,13 +207,12 @@ impl Endpoint {
             self.counters.count_drop(DropReason::Malformed);
             return;
         }
-        let mut start = None;
         for (index, segment) in burst.bytes.chunks(burst.segment).enumerate() {
-            self.handle_segment(&burst, index, segment, &mut start);
+            self.handle_segment(&burst, index, segment);
         }
     }
 
-    fn handle_segment(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8], start: &mut Option<IcrcStart>) {
+    fn handle_segment(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8]) {
         // Parsed before the ICRC is looked at: only a packet whose opcode is known has a place for one.
         let packet = match Packet::parse(segment) {
             Ok(packet) => packet,
@@ -220,7 +221,7 @@ impl Endpoint {
                 return;
             }
         };
-        let Some(ip) = self.check_icrc(burst, index, segment, start) else {
+        let Some(ip) = self.check_icrc(burst, index, segment) else {
             self.counters.count_drop(DropReason::IcrcError);
             return;
         };
@@ -255,15 +256,8 @@ impl Endpoint {
         }
     }
 
-    /// The IPv4 fields of a segment whose ICRC is right, or need not be. `start` is what the ICRC of the burst's segment
-    /// before this one began with, and is kept for the next.
-    fn check_icrc(
-        &mut self,
-        burst: &RxBurst<'_>,
-        index: usize,
-        segment: &[u8],
-        start: &mut Option<IcrcStart>,
-    ) -> Option<IpFields> {
+    /// The IPv4 fields of a segment whose ICRC is right, or need not be.
+    fn check_icrc(&mut self, burst: &RxBurst<'_>, index: usize, segment: &[u8]) -> Option<IpFields> {
         let step = u16::try_from(index).unwrap_or(u16::MAX);
         let known = match burst.ids {
             RxIds::Known(ip) => IpFields { id: ip.id.wrapping_add(step), ..ip },
@@ -272,10 +266,7 @@ impl Endpoint {
         if self.config.icrc == IcrcMode::Ignore {
             return Some(known);
         }
-        let start = match *start {
-            Some(start) if start.segment_len() == segment.len() => start,
-            _ => *start.insert(IcrcStart::new(&burst.flow, known.flags_fragment, segment.len())),
-        };
+        let start = self.icrcs.get(&burst.flow, known.flags_fragment, segment.len());
         let found = match burst.ids {
             // A merged burst may come from packets that each had the same id: some senders leave it constant.
             RxIds::Known(first) => {

@@ -5,7 +5,7 @@
 //! which may be shorter. Which packet comes next is the caller's business.
 
 use crate::burst::{Medium, TxBurst, TxRoom};
-use crate::wire::{self, DONT_FRAGMENT, Flow, IcrcStart, Packet};
+use crate::wire::{self, DONT_FRAGMENT, Flow, IcrcStarts, Packet};
 
 /// Bytes of an IP packet at most, and so of a burst, which crosses the network stack as one.
 const IP_MAX: usize = 65_535;
@@ -32,8 +32,6 @@ pub(crate) struct BurstWriter<'r, 'b> {
     segments: usize,
     /// Bytes of all segments.
     len: usize,
-    /// What the ICRCs of the last segment's length begin with.
-    start: Option<IcrcStart>,
 }
 
 impl<'r, 'b> BurstWriter<'r, 'b> {
@@ -48,16 +46,7 @@ impl<'r, 'b> BurstWriter<'r, 'b> {
         let room_for = room.buf.len().saturating_sub(room.headroom + outer_len);
         // Addresses of two families have no header in common: nothing fits.
         let room_for = if flow.src.is_ipv4() == flow.dst.is_ipv4() { room_for } else { 0 };
-        Self {
-            outer_len,
-            limit: room_for.min(IP_MAX - header_len),
-            segment: 0,
-            segments: 0,
-            len: 0,
-            start: None,
-            room,
-            flow,
-        }
+        Self { outer_len, limit: room_for.min(IP_MAX - header_len), segment: 0, segments: 0, len: 0, room, flow }
     }
 
     /// Whether another segment may follow.
@@ -85,28 +74,26 @@ impl<'r, 'b> BurstWriter<'r, 'b> {
 
     /// Writes `packet` with `payload_len` bytes that `fill` copies into place, going on from a CRC to that of what it has
     /// written. The payload inside `packet` is not used. A packet that fails leaves the burst as it was. Only for one
-    /// that the burst [takes](Self::takes).
+    /// that the burst [takes](Self::takes). `starts` is any; best the one that the flow's last packet came with.
     #[inline]
     pub(crate) fn push<E>(
         &mut self,
+        starts: &mut IcrcStarts,
         packet: &Packet<'_>,
         payload_len: usize,
         fill: impl FnOnce(&mut [u8], u32) -> Result<u32, E>,
     ) -> Result<(), EmitError<E>> {
-        let header_len = packet.header_len();
+        let begin = self.room.headroom + self.outer_len + self.len;
+        let room = self.room.buf.get_mut(begin..).ok_or(EmitError::NoRoom)?;
+        let header_len = packet.write_headers(payload_len, room).ok_or(EmitError::NoRoom)?;
         let segment = wire::segment_len(header_len, payload_len);
         if self.len + segment > self.limit {
             return Err(EmitError::NoRoom);
         }
-        let begin = self.room.headroom + self.outer_len + self.len;
-        let body = self.room.buf.get_mut(begin..begin + segment).ok_or(EmitError::NoRoom)?;
-        packet.write_headers(payload_len, body).ok_or(EmitError::NoRoom)?;
+        let body = room.get_mut(..segment).ok_or(EmitError::NoRoom)?;
         let (headers, rest) = body.split_at_mut_checked(header_len).ok_or(EmitError::NoRoom)?;
         let (payload, rest) = rest.split_at_mut_checked(payload_len).ok_or(EmitError::NoRoom)?;
-        let start = match self.start {
-            Some(start) if start.segment_len() == segment => start,
-            _ => *self.start.insert(IcrcStart::new(self.flow, DONT_FRAGMENT, segment)),
-        };
+        let start = starts.get(self.flow, DONT_FRAGMENT, segment);
         let crc = start.after(self.room.ids.id(self.segments), headers);
         wire::close(fill(payload, crc).map_err(EmitError::Payload)?, rest);
         if self.segments == 0 {
@@ -143,6 +130,6 @@ pub(crate) fn write_packet<E>(
     fill: impl FnOnce(&mut [u8], u32) -> Result<u32, E>,
 ) -> Result<TxBurst, EmitError<E>> {
     let mut burst = BurstWriter::new(room, flow);
-    burst.push(packet, payload_len, fill)?;
+    burst.push(&mut IcrcStarts::default(), packet, payload_len, fill)?;
     burst.finish().ok_or(EmitError::NoRoom)
 }

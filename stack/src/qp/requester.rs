@@ -17,7 +17,9 @@ use crate::burst::{TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
 use crate::verbs::{FailureKind, Operation, WcStatus};
-use crate::wire::{AtomicEth, Body, Feth, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart};
+use crate::wire::{
+    AtomicEth, Body, Feth, IcrcStarts, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart,
+};
 
 /// PSNs that may be unacknowledged. Far below 2^23, where modular order ends.
 pub const MAX_UNACKED: u32 = 256;
@@ -50,6 +52,7 @@ pub(crate) struct SendFailure {
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) queue: SendQueue,
+    icrcs: IcrcStarts,
     pub(super) service: Service,
     pub(super) attr: SendAttr,
     /// First PSN of the next work request.
@@ -94,6 +97,7 @@ struct Plan {
 impl Requester {
     pub(crate) fn new(queue: SendQueue, reads: VecDeque<Psn>, service: Service) -> Self {
         Self {
+            icrcs: IcrcStarts::default(),
             queue,
             service,
             attr: SendAttr {
@@ -256,7 +260,9 @@ impl Requester {
             return Ok(false);
         }
         let (queue, mrs) = (&self.queue, &*cx.mrs);
-        match burst.push(&packet, plan.len, |out, crc| queue.gather(mrs, id.pd, wqe, plan.offset, out, crc)) {
+        match burst
+            .push(&mut self.icrcs, &packet, plan.len, |out, crc| queue.gather(mrs, id.pd, wqe, plan.offset, out, crc))
+        {
             Ok(()) => {
                 self.sent(&plan, ack_req, cx);
                 Ok(true)
@@ -336,13 +342,15 @@ impl Requester {
         let Some(wqe) = self.queue.pull(self.next_psn, path.mtu) else { return false };
         self.next_psn = wqe.end();
         let operation = &wqe.head.operation;
-        let (local, awaits_response) = (operation.is_local(), operation.awaits_response());
+        let (local, awaits_response, wqe_packets) = (operation.is_local(), operation.awaits_response(), wqe.packets);
         if local {
             return true;
         }
         let lands = operation.is_read_or_atomic();
         let sges = self.queue.window().back().map_or(&[][..], |wqe| self.queue.sges_of(wqe));
-        if cx.mrs.check_sges(id.pd, sges, lands).is_err() {
+        // What is gathered into one packet is checked as it is gathered, before a byte of it leaves.
+        let at_once = wqe_packets == 1 && !lands;
+        if !at_once && cx.mrs.check_sges(id.pd, sges, lands).is_err() {
             self.queue.poison(self.cursor, WcStatus::LocalProtection, FailureKind::LocalElement);
         }
         // Posted while READs were allowed, and the depth was taken away since (SQD): it could never go.

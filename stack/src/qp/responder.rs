@@ -18,7 +18,7 @@ use crate::srq::RecvConsumer;
 use crate::types::{Msn, Psn, PsnClass, RnrTimer};
 use crate::verbs::{AccessFlags, MAX_READ_BYTES, Sge, WcStatus};
 use crate::wire::{
-    Aeth, AtomicEth, Body, Feth, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome,
+    Aeth, AtomicEth, Body, Feth, IcrcStarts, NakCode, Packet, Request, RequestOp, Response, ResponseOp, Reth, Syndrome,
 };
 
 /// The header bits of a request that the responder looks at.
@@ -41,6 +41,7 @@ pub(crate) struct Accepted {
 pub(crate) struct Responder {
     pub(crate) assembly: Assembly,
     answers: Answers,
+    icrcs: IcrcStarts,
     expected: Psn,
     msn: Msn,
     /// A NAK for the expected PSN is out: packets behind it are dropped in silence.
@@ -58,6 +59,7 @@ pub(crate) struct Responder {
 impl Responder {
     pub(crate) fn new(assembly: Assembly, answers: Answers) -> Self {
         Self {
+            icrcs: IcrcStarts::default(),
             assembly,
             answers,
             expected: Psn::ZERO,
@@ -387,7 +389,7 @@ impl Responder {
         let mut failures = 0;
         while (burst.is_empty() || burst.is_open()) && failures < MAX_ANSWERS + 2 {
             let Some(answer) = self.answers.front() else { break };
-            match write_answer(&answer, self.ack_syndrome(), id, path, cx, &mut burst) {
+            match write_answer(&answer, self.ack_syndrome(), id, path, cx, (&mut burst, &mut self.icrcs)) {
                 Ok(true) => self.answers.sent_one(),
                 Ok(false) => break,
                 // The peer had its answer, or it would still stand in the queue: that the region is gone by now, perhaps
@@ -428,7 +430,7 @@ fn write_answer(
     id: &Ident,
     path: &Path,
     cx: &mut Cx<'_>,
-    burst: &mut BurstWriter<'_, '_>,
+    (burst, icrcs): (&mut BurstWriter<'_, '_>, &mut IcrcStarts),
 ) -> Result<bool, Psn> {
     let (psn, op, data) = match answer {
         Answer::Acknowledge(psn, aeth) => {
@@ -453,7 +455,7 @@ fn write_answer(
         return Ok(false);
     }
     let mrs = &*cx.mrs;
-    let written = burst.push(&packet, len, |out, crc| match data {
+    let written = burst.push(icrcs, &packet, len, |out, crc| match data {
         Some((read, offset, len)) if len > 0 => mrs
             .remote(id.pd, id.handle, read.rkey, read.addr.wrapping_add(offset), len as u64, AccessFlags::REMOTE_READ)
             .and_then(|span| span.read_crc(out, crc)),

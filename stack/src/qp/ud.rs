@@ -14,7 +14,7 @@ use crate::burst::{TxBurst, TxRoom, choose_source_port};
 use crate::counters::DropReason;
 use crate::types::{Imm, PKey, PathMtu, Psn, QKey};
 use crate::verbs::{FailureKind, Operation, SendHead, UdDestination, WcData, WcOpcode, WcStatus, WorkCompletion};
-use crate::wire::{self, Body, Datagram, Flow, IpFields, Packet};
+use crate::wire::{self, Body, Datagram, Flow, IcrcStarts, IpFields, Packet};
 
 /// Bytes before the payload of a received datagram.
 pub const GRH_LEN: usize = 40;
@@ -33,12 +33,13 @@ pub(crate) struct DatagramHeader {
 #[derive(Debug)]
 pub(crate) struct DatagramSender {
     pub(crate) queue: SendQueue,
+    icrcs: IcrcStarts,
     psn: Psn,
 }
 
 impl DatagramSender {
     pub(crate) fn new(queue: SendQueue) -> Self {
-        Self { queue, psn: Psn::ZERO }
+        Self { queue, icrcs: IcrcStarts::default(), psn: Psn::ZERO }
     }
 
     pub(crate) fn start(&mut self, psn: Psn) {
@@ -112,7 +113,7 @@ impl DatagramSender {
             return Ok(false);
         }
         let fail = |status, kind| SendFailure { status, kind, psn: wqe.first };
-        match burst.push(&packet, len, |out, crc| queue.gather(mrs, id.pd, &wqe, 0, out, crc)) {
+        match burst.push(&mut self.icrcs, &packet, len, |out, crc| queue.gather(mrs, id.pd, &wqe, 0, out, crc)) {
             Ok(()) => {
                 self.psn = self.psn.next();
                 cx.counters.rdma_sends += 1;

@@ -76,7 +76,6 @@ pub fn recover_id(flow: &Flow, segment: &[u8]) -> Option<u16> {
 pub struct IcrcStart {
     /// The CRC for identification 0.
     crc: u32,
-    segment_len: usize,
     /// Whether there is an identification.
     ipv4: bool,
 }
@@ -92,14 +91,7 @@ impl IcrcStart {
             (IpAddr::V4(src), IpAddr::V4(dst)) => (ipv4(flow, flags_fragment, src, dst, udp_len, &mut pseudo), true),
             (src, dst) => (ipv6(flow, mapped(src), mapped(dst), udp_len, &mut pseudo), false),
         };
-        Self { crc: copy::crc(AFTER_LRH, pseudo.get(..headers).unwrap_or_default()), segment_len, ipv4 }
-    }
-
-    /// Bytes of a segment, BTH to ICRC.
-    #[inline]
-    #[must_use]
-    pub const fn segment_len(self) -> usize {
-        self.segment_len
+        Self { crc: copy::crc(AFTER_LRH, pseudo.get(..headers).unwrap_or_default()), ipv4 }
     }
 
     /// The CRC to go on from over a segment whose front is `bth`, the bytes taken as they stand: what differs between
@@ -164,6 +156,46 @@ impl IcrcStart {
         let after_id = ID_HIGH_TO_BTH + covered.len();
         let [first, second, 0, 0] = run_back(difference, after_id)?.to_le_bytes() else { return None };
         Some(likely ^ u16::from_be_bytes([first, second]))
+    }
+}
+
+/// The start that was asked for last: packets of one flow and one length come in rows, within bursts and beyond.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IcrcStarts(Option<Known>);
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    src: IpAddr,
+    dst: IpAddr,
+    src_port: u16,
+    flags_fragment: u16,
+    segment_len: usize,
+    start: IcrcStart,
+}
+
+impl IcrcStarts {
+    /// What [`IcrcStart::new`] returns.
+    #[inline]
+    #[must_use]
+    pub fn get(&mut self, flow: &Flow, flags_fragment: u16, segment_len: usize) -> IcrcStart {
+        match &self.0 {
+            Some(known)
+                if known.segment_len == segment_len
+                    && (known.src_port, known.flags_fragment) == (flow.src_port, flags_fragment)
+                    && (known.src, known.dst) == (flow.src, flow.dst) =>
+            {
+                known.start
+            }
+            _ => self.learn(flow, flags_fragment, segment_len),
+        }
+    }
+
+    #[inline(never)]
+    fn learn(&mut self, flow: &Flow, flags_fragment: u16, segment_len: usize) -> IcrcStart {
+        let start = IcrcStart::new(flow, flags_fragment, segment_len);
+        let Flow { src, dst, src_port, .. } = *flow;
+        self.0 = Some(Known { src, dst, src_port, flags_fragment, segment_len, start });
+        start
     }
 }
 
@@ -398,6 +430,22 @@ mod tests {
                     assert_eq!(start.icrc(id, &segment), reference_icrc(&whole), "{name} {id}");
                 }
                 assert_eq!(start.icrc(id, &segment), icrc(&outer.flow, IpFields { id, ..outer.ip }, covered));
+            }
+        }
+    }
+
+    #[test]
+    fn a_start_that_is_known_is_for_what_is_asked() {
+        let mut starts = IcrcStarts::default();
+        for (name, packet) in VECTORS.iter().chain(&VECTORS) {
+            let Flow { src, dst, .. } = parse_ip(packet).unwrap().flow;
+            let flow = parse_ip(packet).unwrap().flow;
+            let turned = Flow { src: dst, dst: src, ..flow };
+            let moved = Flow { src_port: !flow.src_port, ..flow };
+            for (flow, flags, len) in
+                [(flow, 0, 64), (flow, 0, 64), (flow, 0, 68), (flow, 1, 68), (turned, 1, 68), (moved, 1, 68)]
+            {
+                assert_eq!(starts.get(&flow, flags, len), IcrcStart::new(&flow, flags, len), "{name}");
             }
         }
     }

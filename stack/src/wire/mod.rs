@@ -15,7 +15,7 @@ mod parse;
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use emit::segment_len;
 pub use flow::{Flow, IpFields, VlanTag};
-pub use icrc::{DONT_FRAGMENT, IcrcStart, check, close, icrc, recover_id, seal};
+pub use icrc::{DONT_FRAGMENT, IcrcStart, IcrcStarts, check, close, icrc, recover_id, seal};
 pub use opcode::{Class, ExtHeader, Opcode, Operation, PayloadRule, Support};
 pub use outer::{
     Outer, OuterError, OuterIp, datagram_source_port, parse_ethernet, parse_ip, udp_source_port, write_ethernet,

@@ -50,11 +50,11 @@ impl Kernel {
     pub fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         match BEST.load(Ordering::Relaxed) {
-            1 => Self::Portable,
-            2 => Self::Clmul,
+            4.. => Self::Widest,
             3 => Self::Wide,
-            4 => Self::Widest,
-            _ => Self::detect(),
+            2 => Self::Clmul,
+            1 => Self::Portable,
+            0 => Self::detect(),
         }
         #[cfg(not(target_arch = "x86_64"))]
         Self::Portable
