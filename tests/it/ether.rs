@@ -103,12 +103,14 @@ impl Lab {
     }
 }
 
-/// Opens a device whose port an earlier one had: another test's child may hold its descriptors between fork and exec.
+/// Opens a device whose port, or TAP, an earlier one had: another test's child may hold its descriptors between fork and exec.
 fn patiently<D>(open: impl Fn() -> Result<D, DeviceError>) -> D {
     let end = now() + Duration::from_secs(5);
     loop {
         match open() {
-            Err(DeviceError::PortInUse { .. }) if now() < end => std::thread::sleep(Duration::from_millis(5)),
+            Err(DeviceError::PortInUse { .. } | DeviceError::TapInUse { .. }) if now() < end => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             other => return other.unwrap(),
         }
     }

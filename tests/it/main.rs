@@ -14,6 +14,7 @@ mod guessing;
 mod hostile;
 mod known_bugs;
 mod large;
+mod memory;
 mod migration;
 mod overload;
 mod paths;

@@ -14,6 +14,7 @@ use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
 use crate::hardware::{self, HwArg};
 use crate::node;
+use crate::pages;
 use crate::report::Output;
 
 /// Flags of `uroce devinfo`, with the letters of ibv_devinfo.
@@ -167,6 +168,9 @@ fn text(info: &Info, verbose: bool) -> String {
         device("max_inline:", a.max_inline.to_string());
         device("max_pkeys:", a.pkeys.len().to_string());
         device("local_ca_ack_delay:", a.ack_delay.code().to_string());
+        if let Some(came) = pages::text() {
+            device("huge_pages:", came);
+        }
     }
     lines.push("\t\tport:\t1".into());
     let mut port = |name: &str, value: String| lines.push(field(3, 3, name, &value));

@@ -15,6 +15,7 @@ mod hardware;
 mod health;
 mod node;
 mod observe;
+mod pages;
 mod perf;
 mod ping;
 mod pingpong;
@@ -46,6 +47,9 @@ struct Cli {
     /// Print JSON instead of text: one document, with a `schema` number
     #[arg(long, global = true)]
     json: bool,
+    /// Put packet pools, and memory regions of 1 MiB or more, on huge pages, if the system has enough
+    #[arg(long, global = true)]
+    hugepages: bool,
     #[command(flatten)]
     wrap: wrap::WrapArgs,
     #[command(flatten)]
@@ -86,8 +90,13 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.wrap.install();
     cli.inspect.install();
+    if cli.hugepages {
+        pages::install();
+    }
     let mut out = Output::new(cli.json);
-    match run(&cli, &mut out).and_then(|()| out.flush()) {
+    let result = run(&cli, &mut out).and_then(|()| out.flush());
+    pages::remark_if_refused();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             // What was printed before the failure belongs before the complaint.

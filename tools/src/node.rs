@@ -24,6 +24,7 @@ use crate::device_arg::DeviceArg;
 use crate::exit::Failure;
 use crate::hardware::{self, Hardware};
 use crate::observe;
+use crate::pages;
 use crate::report::remark;
 use crate::wrap;
 
@@ -107,6 +108,7 @@ impl Node {
     }
 
     fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
+        pages::remark_if_refused();
         let host = Host::new(engine);
         let handle = host.handle();
         Self(Kind::Software { _inspector: observe::serve(&host), host, handle })

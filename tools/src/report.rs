@@ -8,6 +8,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use serde::Serialize;
 
 use crate::exit::Failure;
+use crate::pages;
 
 /// Version of every JSON document. A field may be added under the same number; one that goes or changes its meaning
 /// raises it.
@@ -18,8 +19,17 @@ pub(crate) const SCHEMA: u32 = 1;
 struct Document<'a, T> {
     schema: u32,
     command: &'static str,
+    /// With `--hugepages`: which pages came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hugepages: Option<pages::Report>,
     #[serde(flatten)]
     body: &'a T,
+}
+
+impl<'a, T> Document<'a, T> {
+    fn new(command: &'static str, body: &'a T) -> Self {
+        Self { schema: SCHEMA, command, hugepages: pages::report(), body }
+    }
 }
 
 /// Standard output, as text or as JSON.
@@ -56,7 +66,7 @@ impl Output {
     /// The JSON document of `command`, unless the output is text.
     pub(crate) fn document(&mut self, command: &'static str, body: &impl Serialize) -> Result<(), Failure> {
         if self.json {
-            serde_json::to_writer_pretty(&mut self.to, &Document { schema: SCHEMA, command, body })?;
+            serde_json::to_writer_pretty(&mut self.to, &Document::new(command, body))?;
             writeln!(self.to)?;
         }
         self.flush()
@@ -76,7 +86,7 @@ impl Output {
     /// A JSON document on one line, for commands that have many to tell before their last one.
     pub(crate) fn record(&mut self, command: &'static str, body: &impl Serialize) -> Result<(), Failure> {
         if self.json {
-            serde_json::to_writer(&mut self.to, &Document { schema: SCHEMA, command, body })?;
+            serde_json::to_writer(&mut self.to, &Document::new(command, body))?;
             writeln!(self.to)?;
         }
         Ok(())

@@ -13,6 +13,7 @@ use super::intercept::known_ids;
 use super::sys::poll::{EventFd, Watch, wait};
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, RxSink, TxSource};
 use crate::burst::{IcrcMode, IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
+use crate::raw::Piece;
 use crate::ring::{Consumer, Producer, ring};
 use crate::time::{Duration, Instant};
 use crate::types::PathMtu;
@@ -166,7 +167,7 @@ impl Port {
 /// A burst under way.
 #[derive(Debug)]
 struct Frame {
-    bytes: Box<[u8]>,
+    bytes: Piece,
     burst: TxBurst,
 }
 
@@ -177,9 +178,9 @@ struct Peer {
     to: Producer<Frame>,
     from: Consumer<Frame>,
     /// Frames of ours that come back empty.
-    returned: Consumer<Box<[u8]>>,
+    returned: Consumer<Piece>,
     /// Frames of theirs that we give back.
-    give_back: Producer<Box<[u8]>>,
+    give_back: Producer<Piece>,
     /// Frames of ours that they have.
     lent: usize,
 }
@@ -209,7 +210,7 @@ pub struct LoopbackDevice {
     port: Arc<Port>,
     peers: Vec<Peer>,
     joins_seen: usize,
-    free: Vec<Box<[u8]>>,
+    free: Vec<Piece>,
     next_id: u16,
     /// The peer that is asked first, so that none starves.
     turn: usize,
@@ -232,7 +233,7 @@ impl LoopbackDevice {
             mac: None,
             name,
         };
-        let free = (0..port.frames).map(|_| new_frame()).collect();
+        let free = Piece::many(port.frames, FRAME_LEN);
         let peers = Vec::new();
         Self {
             capabilities,
@@ -269,14 +270,14 @@ impl LoopbackDevice {
             let gone = peer.to.is_abandoned() && peer.from.is_empty();
             if gone {
                 // What the port had when it went is made anew.
-                free.extend((0..peer.lent).map(|_| new_frame()));
+                free.extend(Piece::many(peer.lent, FRAME_LEN));
             }
             !gone
         });
     }
 
     /// Sends the filled frame where it belongs.
-    fn forward(&mut self, bytes: Box<[u8]>, burst: TxBurst) {
+    fn forward(&mut self, bytes: Piece, burst: TxBurst) {
         let dst = burst.flow.dst;
         if is_multicast(dst) {
             self.flood(bytes, burst);
@@ -294,7 +295,7 @@ impl LoopbackDevice {
     }
 
     /// A copy to each other port; one that no frame is left for is lost, as multicast may be.
-    fn flood(&mut self, bytes: Box<[u8]>, burst: TxBurst) {
+    fn flood(&mut self, bytes: Piece, burst: TxBurst) {
         let Self { peers, free, lost, port, .. } = self;
         let sent = bytes.get(..burst.len).unwrap_or(&[]);
         for peer in peers.iter_mut().filter(|p| !Arc::ptr_eq(&p.port, port)) {
@@ -322,7 +323,7 @@ impl LoopbackDevice {
 
 impl Peer {
     /// Hands the frame over, or back when the port is gone.
-    fn send(&mut self, frame: Frame) -> Result<(), Box<[u8]>> {
+    fn send(&mut self, frame: Frame) -> Result<(), Piece> {
         if self.to.is_abandoned() {
             return Err(frame.bytes);
         }
@@ -455,10 +456,6 @@ impl Drop for LoopbackDevice {
             }
         }
     }
-}
-
-fn new_frame() -> Box<[u8]> {
-    vec![0; FRAME_LEN].into_boxed_slice()
 }
 
 fn is_multicast(address: IpAddr) -> bool {

@@ -17,6 +17,7 @@ use super::sys::poll::{Watch, wait};
 use super::sys::tap::{self, TapError};
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
 use crate::neighbor::NeighborCounters;
+use crate::raw::Piece;
 use crate::time::{Duration, Instant};
 use crate::types::MacAddr;
 use crate::wire::VlanTag;
@@ -29,10 +30,6 @@ const FOREIGN_A_CALL: usize = 64;
 const ERRORS_PASSED: usize = 8;
 /// How soon a frame that the system did not take is offered again.
 const RETRY_AFTER: Duration = Duration::from_micros(200);
-/// Where a frame starts in its page: see the UDP socket's.
-const PAGE_OFFSET: usize = 1024;
-const PAGE: usize = 4096;
-
 /// How a [`TapDevice`] shall be.
 #[derive(Clone, Debug)]
 pub struct TapConfig {
@@ -75,8 +72,8 @@ impl TapConfig {
 pub struct TapDevice {
     port: EthernetPort,
     tap: tap::Tap,
-    rx: Slot,
-    tx: Slot,
+    rx: Piece,
+    tx: Piece,
     /// A frame in `tx` that the system did not take, and when it is offered again.
     waiting: Option<(Range<usize>, Instant)>,
 }
@@ -121,7 +118,7 @@ impl TapDevice {
         let setup = Setup::of(facts, &AddressMode::Own { mac, addresses }, vlan)?;
         let segments_max = if tap.take_superframes() { segments_max.clamp(1, SEGMENTS_MAX) } else { 1 };
         let port = setup.port("tap", icrc, Framing::Vnet { segments_max })?;
-        let (rx, tx) = (Slot::new(VNET_HEADER + FRAME_MAX), Slot::new(port.slot_len()));
+        let (rx, tx) = (Piece::one(VNET_HEADER + FRAME_MAX), Piece::one(port.slot_len()));
         Ok(Self { port, tap, rx, tx, waiting: None })
     }
 
@@ -149,7 +146,7 @@ impl TapDevice {
     /// Sends the frame in the slot; says whether the slot is free again.
     fn flush(&mut self, now: Instant) -> Result<bool, DeviceError> {
         let Some((range, _)) = self.waiting.take() else { return Ok(true) };
-        match self.tap.write(self.tx.get().get(range.clone()).unwrap_or_default()) {
+        match self.tap.write(self.tx.get(range.clone()).unwrap_or_default()) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::ENOBUFS) => {
                 self.waiting = Some((range, now + RETRY_AFTER));
@@ -175,8 +172,8 @@ impl Device for TapDevice {
         let mut handed = self.port.receive_looped(now, budget, sink);
         let (mut passed, mut foreign) = (0, 0);
         while handed < budget && foreign < FOREIGN_A_CALL {
-            let bytes = match self.tap.read(self.rx.get_mut()) {
-                Ok(len) => self.rx.get().get(..len).unwrap_or_default(),
+            let bytes = match self.tap.read(&mut self.rx) {
+                Ok(len) => self.rx.get(..len).unwrap_or_default(),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
                 Err(_) if passed < ERRORS_PASSED => {
@@ -200,9 +197,9 @@ impl Device for TapDevice {
         self.flush_port()?;
         let mut taken = 0;
         while self.flush(now)? && taken < budget {
-            let Some(burst) = source(self.port.room(self.tx.get_mut())) else { break };
+            let Some(burst) = source(self.port.room(&mut self.tx)) else { break };
             taken += 1;
-            if let Placed::Send(range) = self.port.place(now, &burst, self.tx.get_mut()) {
+            if let Placed::Send(range) = self.port.place(now, &burst, &mut self.tx) {
                 self.waiting = Some((range, now));
             }
         }
@@ -265,29 +262,6 @@ fn is_gone(e: &io::Error) -> bool {
     matches!(e.raw_os_error(), Some(libc::EBADFD | libc::EFAULT | libc::ENODEV | libc::ENXIO | libc::EBADF))
 }
 
-/// Memory of one frame, at the page offset that copies like.
-struct Slot {
-    bytes: Box<[u8]>,
-    from: usize,
-    len: usize,
-}
-
-impl Slot {
-    fn new(len: usize) -> Self {
-        let bytes = vec![0; len + PAGE_OFFSET + PAGE].into_boxed_slice();
-        let from = bytes.as_ptr().align_offset(PAGE).min(PAGE) + PAGE_OFFSET;
-        Self { bytes, from, len }
-    }
-
-    fn get(&self) -> &[u8] {
-        self.bytes.get(self.from..self.from + self.len).unwrap_or_default()
-    }
-
-    fn get_mut(&mut self) -> &mut [u8] {
-        self.bytes.get_mut(self.from..self.from + self.len).unwrap_or_default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,12 +276,5 @@ mod tests {
         }
         assert!(say(TapError::Attach(os(libc::EBUSY))).contains("in use"));
         assert!(say(TapError::Attach(os(libc::EINVAL))).contains("packet:tap7"));
-    }
-
-    #[test]
-    fn a_slot_starts_where_copies_like_it() {
-        let mut slot = Slot::new(70_000);
-        assert_eq!(slot.get().as_ptr().addr() % PAGE, PAGE_OFFSET);
-        assert_eq!((slot.get().len(), slot.get_mut().len()), (70_000, 70_000));
     }
 }

@@ -8,12 +8,14 @@
 pub mod copy;
 mod file;
 mod huge;
+mod pool;
 
-pub use huge::Pages;
+pub use huge::{HUGE_MIN, PageUse, Pages, page_use, prefer_huge_pages};
+
+pub(crate) use pool::{PAGE_OFFSET, Piece};
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
 /// Alignment of regions that are allocated here: a page, so that atomics and direct I/O have what they need.
@@ -44,11 +46,11 @@ pub enum RegionError {
 }
 
 enum Backing {
-    /// From the global allocator with this layout.
-    Heap(Layout),
+    /// A block of our own.
+    Block { _block: huge::Block },
     /// A map of a file, shared with everyone who maps it.
     File(memmap2::MmapMut),
-    /// Kept alive by a value that owns it (a map, a huge page).
+    /// Kept alive by a value that owns it (a map).
     Owner { _owner: Box<dyn Send + Sync> },
     /// The caller's, who promised that it outlives the region.
     Borrowed,
@@ -65,15 +67,6 @@ unsafe impl Send for Inner {}
 // SAFETY: as above: no method gives out a reference to the bytes.
 unsafe impl Sync for Inner {}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Backing::Heap(layout) = self.backing {
-            // SAFETY: `start` came from `alloc_zeroed(layout)` and is freed once, here.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
-        }
-    }
-}
-
 /// A block of memory that can be registered. Clones share the block; it is freed with the last clone.
 #[derive(Clone)]
 pub struct Region(Arc<Inner>);
@@ -86,15 +79,14 @@ impl core::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Allocates `len` zeroed bytes, page aligned. A length of 0 is allowed.
+    /// Allocates `len` zeroed bytes, page aligned. A length of 0 is allowed. A large one lies on huge pages where the process
+    /// prefers them ([`prefer_huge_pages`]) and the system has enough.
     ///
     /// # Errors
     /// [`RegionError::OutOfMemory`].
     pub fn alloc(len: usize) -> Result<Self, RegionError> {
-        let layout = Layout::from_size_align(len.max(1), REGION_ALIGN).map_err(|_| RegionError::OutOfMemory { len })?;
-        // SAFETY: the layout's size is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(RegionError::OutOfMemory { len })?;
-        Ok(Self(Arc::new(Inner { start, len, backing: Backing::Heap(layout) })))
+        let block = huge::Block::new(len).ok_or(RegionError::OutOfMemory { len })?;
+        Ok(Self::over(block, len))
     }
 
     /// A region over memory that `owner` keeps alive.

@@ -57,8 +57,8 @@ struct Ends {
     /// Address to serve on, or to connect from [default: server: all of the device; client: whichever reaches the server]
     #[arg(short, long)]
     bind: Option<IpAddr>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME or hw:NAME [default: udp: on the address of -b;
-    /// else client: on the address from which the server is reached; server: udp:127.0.0.1]
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], tap:IFNAME,ip=ADDR, pnet:IFNAME or hw:NAME [default: udp:
+    /// on the address of -b; else client: on the address from which the server is reached; server: udp:127.0.0.1]
     #[arg(long)]
     device: Option<DeviceArg>,
 }

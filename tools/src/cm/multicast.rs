@@ -35,7 +35,8 @@ pub(super) struct MulticastArgs {
     /// Address to join from [default: the device's of the group's family]
     #[arg(short, long)]
     bind: Option<IpAddr>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME [default: udp: on the address of -b]
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], tap:IFNAME,ip=ADDR or pnet:IFNAME [default: udp: on
+    /// the address of -b]
     #[arg(long)]
     device: Option<DeviceArg>,
     /// Ids that join, each with a QP of its own

@@ -43,7 +43,7 @@ const TOGETHER: Duration = Duration::from_millis(200);
 /// Flags of `uroce demo`.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// Device of the client: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME
+    /// Device of the client: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], tap:IFNAME,ip=ADDR or pnet:IFNAME
     #[arg(short, long, default_value = "udp:127.0.0.1")]
     device: DeviceArg,
     /// Device of the peer, which is a process of its own

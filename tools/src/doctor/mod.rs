@@ -18,8 +18,8 @@ pub(crate) struct DoctorArgs {
     /// A peer, perhaps with the port of a service: ADDR, NAME, ADDR:PORT or [IPV6]:PORT. Without it this machine is
     /// looked at
     peer: Option<String>,
-    /// Device from which the peer is asked: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID] or pnet:IFNAME [default:
-    /// udp: on the address from which the peer is reached]
+    /// Device from which the peer is asked: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID],
+    /// tap:IFNAME,ip=ADDR or pnet:IFNAME [default: udp: on the address from which the peer is reached]
     #[arg(short, long, requires = "peer")]
     device: Option<DeviceArg>,
 }

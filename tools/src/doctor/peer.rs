@@ -48,7 +48,7 @@ pub(super) fn look(text: &str, device: Option<&DeviceArg>, report: &mut Report<'
     let Some(way) = route(peer, report)? else { return Ok(()) };
     let device = match device {
         Some(DeviceArg::Loop | DeviceArg::Hw(_)) => {
-            return Err(Failure::Usage("a peer is asked from a udp:, packet: or pnet: device".into()));
+            return Err(Failure::Usage("a peer is asked from a udp:, packet:, tap: or pnet: device".into()));
         }
         Some(device) => device.clone(),
         None => node::device_towards(host)?,

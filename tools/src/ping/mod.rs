@@ -69,8 +69,8 @@ pub(crate) struct PingArgs {
     /// Client: the address to ping from
     #[arg(short = 'I', long = "source", requires = "client")]
     source: Option<IpAddr>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME or hw:NAME [default: server: udp: on its
-    /// address, or 127.0.0.1; client: the address from which the server is reached]
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], tap:IFNAME,ip=ADDR, pnet:IFNAME or hw:NAME [default:
+    /// server: udp: on its address, or 127.0.0.1; client: the address from which the server is reached]
     #[arg(long)]
     device: Option<DeviceArg>,
 }

@@ -58,8 +58,8 @@ pub(crate) struct PingpongArgs {
     kind: Kind,
     /// The server's host for the TCP exchange; without it this is the server
     host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME or hw:NAME [default: client: the address from
-    /// which HOST is reached; server: udp:127.0.0.1]
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], tap:IFNAME,ip=ADDR, pnet:IFNAME or hw:NAME [default:
+    /// client: the address from which HOST is reached; server: udp:127.0.0.1]
     #[arg(short, long, alias = "ib-dev")]
     device: Option<DeviceArg>,
     /// TCP port of the exchange

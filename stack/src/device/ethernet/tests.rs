@@ -182,8 +182,8 @@ fn everything_is_tagged_in_a_vlan() {
     assert_eq!(place(&mut p, at(0), flow("10.0.0.1", "10.0.0.3"), 1), None);
     let mut tagged = arp_reply(PEER, 3);
     tagged.splice(12..12, [0x81, 0, 0, 7]);
-    accept(&mut p, &tagged, None, None);
     assert_eq!(next(&mut p).unwrap()[12..18], [0x81, 0, 0x60, 7, 8, 6]);
+    accept(&mut p, &tagged, None, None);
     assert_eq!(next(&mut p).unwrap()[12..18], [0x81, 0, 0x60, 7, 8, 0]);
     // In: the tag beside the frame or still in it, ours and no other.
     let back = flow("10.0.0.2", "10.0.0.1");

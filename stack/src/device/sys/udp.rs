@@ -10,6 +10,7 @@ use std::mem;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::{ControlMessages, set_int};
+use crate::raw::{PAGE_OFFSET, Piece};
 
 /// Datagrams, or superframes, that one system call moves.
 pub(crate) const BATCH: usize = 32;
@@ -22,18 +23,13 @@ pub(crate) const SUPERFRAME_MAX: usize = 65_408;
 const RECEIVED_MAX: usize = 1 << 16;
 /// A page.
 const PAGE: usize = 4096;
-/// Where a datagram starts in its page. Copies between buffers whose page offsets differ by less than 32 bytes are 20
-/// times slower on some processors, and regions usually start at a page.
-const PAGE_OFFSET: usize = 1024;
 /// Room for every control message that is asked for or sent: two `int`s and an IPv6 packet info.
 const CONTROL_MAX: usize = 128;
 
 /// Memory of [`BATCH`] datagrams, each at [`PAGE_OFFSET`] of a page. The strides are no powers of two for superframes,
 /// so that the slots do not compete for the same lines of a cache.
 struct Slots {
-    memory: Vec<u8>,
-    /// Where slot 0 begins.
-    first: usize,
+    memory: Piece,
     stride: usize,
     room: usize,
 }
@@ -42,26 +38,24 @@ impl Slots {
     fn new(room: usize) -> Self {
         let stride = (PAGE_OFFSET + room).next_multiple_of(PAGE);
         // Pages of zeroes that the system makes when they are first touched: what only small datagrams use stays small.
-        let memory = vec![0; BATCH * stride + PAGE];
-        let first = memory.as_ptr().addr().wrapping_neg() % PAGE + PAGE_OFFSET;
-        Self { memory, first, stride, room }
+        Self { memory: Piece::whole(BATCH * stride), stride, room }
     }
 
     fn get(&self, i: usize, len: usize) -> Option<&[u8]> {
-        let at = self.first + i * self.stride;
+        let at = PAGE_OFFSET + i * self.stride;
         self.memory.get(at..at + len.min(self.room))
     }
 
     fn buffer(&mut self, i: usize) -> &mut [u8] {
-        let at = self.first + i * self.stride;
+        let at = PAGE_OFFSET + i * self.stride;
         self.memory.get_mut(at..at + self.room).unwrap_or_default()
     }
 
     /// Where slot `i` is, for the system: [`Self::room`] bytes for each `i` below [`BATCH`]. All come from one borrow, so
     /// that none ends the life of another.
     fn pointers(&mut self) -> impl Fn(usize) -> *mut u8 + use<> {
-        let (base, first, stride) = (self.memory.as_mut_ptr(), self.first, self.stride);
-        move |i| base.wrapping_add(first + i * stride)
+        let (base, stride) = (self.memory.as_mut_ptr(), self.stride);
+        move |i| base.wrapping_add(PAGE_OFFSET + i * stride)
     }
 }
 
