@@ -3,6 +3,7 @@
 //! Owns the trait [`Device`] and its kinds. A wrapper (faults, taps) is a `Device` around a `Device`. Never knows a QP.
 
 pub mod af_packet;
+pub mod af_xdp;
 mod ethernet;
 pub mod fault;
 mod filter;
@@ -282,6 +283,14 @@ pub enum DeviceError {
         address: IpAddr,
         /// The interface.
         name: String,
+    },
+    /// The kernel or the driver has no AF_XDP as it was asked for.
+    #[error("AF_XDP does not work on {interface}: {tried}; a packet: device needs none of this")]
+    NoXdp {
+        /// Interface.
+        interface: String,
+        /// What was tried, and where each attempt ended.
+        tried: af_xdp::XdpAttempts,
     },
     /// A multicast group cannot be joined.
     #[error("joining multicast group {group}: {source}")]

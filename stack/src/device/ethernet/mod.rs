@@ -202,6 +202,11 @@ impl EthernetPort {
         self.neighbors.announce();
     }
 
+    /// Adds to the device's name, for people, how it works.
+    pub(super) fn describe(&mut self, how: &str) {
+        self.capabilities.name.push_str(how);
+    }
+
     /// Bytes that a slot must have.
     pub(super) const fn slot_len(&self) -> usize {
         HEADROOM + if self.capabilities.segments_max > 1 { IP_MAX } else { self.capabilities.mtu }

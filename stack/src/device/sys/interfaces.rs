@@ -101,12 +101,35 @@ fn add(out: &mut Vec<Interface>, entry: &libc::ifaddrs, socket: BorrowedFd<'_>) 
 /// # Errors
 /// The system's answer: `Unsupported` and the like when the driver does not say.
 pub(crate) fn ethtool(name: &str, question: u32) -> io::Result<u32> {
-    /// `struct ethtool_value`.
-    #[repr(C)]
-    struct Value {
-        question: u32,
-        data: u32,
-    }
+    // `struct ethtool_value`.
+    ask_ethtool::<2>(name, question).map(|[_, data]| data)
+}
+
+/// Receive queues that an interface uses.
+///
+/// # Errors
+/// As for [`ethtool`].
+pub(crate) fn receive_queues(name: &str) -> io::Result<u32> {
+    const CHANNELS: u32 = 0x3c;
+    // `struct ethtool_channels`: four maxima, then queues that receive, that send, others, and those that do both.
+    let [_, _, _, _, _, receive, _, _, combined] = ask_ethtool(name, CHANNELS)?;
+    Ok(receive.saturating_add(combined))
+}
+
+/// Name of an interface's driver.
+///
+/// # Errors
+/// As for [`ethtool`].
+pub(crate) fn driver(name: &str) -> io::Result<String> {
+    const DRIVER: u32 = 3;
+    // `struct ethtool_drvinfo`: 196 bytes, of which the name is the first 32.
+    let answer: [u32; 49] = ask_ethtool(name, DRIVER)?;
+    let bytes = answer.iter().skip(1).take(8).flat_map(|word| word.to_ne_bytes());
+    Ok(bytes.take_while(|byte| *byte != 0).map(char::from).collect())
+}
+
+/// Asks a question whose answer takes `N` words, the question first.
+fn ask_ethtool<const N: usize>(name: &str, question: u32) -> io::Result<[u32; N]> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
     // SAFETY: `ifreq` is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -116,11 +139,12 @@ pub(crate) fn ethtool(name: &str, question: u32) -> io::Result<u32> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from.cast_signed();
     }
-    let mut value = Value { question, data: 0 };
+    let mut value = [0; N];
+    value[0] = question;
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request names an interface and a value of the size that these questions have; both outlive the call.
+    // SAFETY: the request names an interface and a value of the size that its question has; both outlive the call.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) };
-    if rc == 0 { Ok(value.data) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The `ioctl` of ethtool(7).
