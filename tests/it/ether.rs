@@ -7,6 +7,7 @@ mod marks;
 mod rc;
 mod superframes;
 mod tap;
+mod xdp;
 
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
@@ -544,6 +545,5 @@ fn as_nobody(ns: &str, test: &str, variable: (&str, &str)) {
             .output()
             .expect("running as another user needs root")
     });
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }

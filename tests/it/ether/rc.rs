@@ -116,10 +116,21 @@ pub(super) fn exchange(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: IpA
 
 /// The same with `len` bytes, on interfaces of path MTU `most`.
 pub(super) fn exchange_of(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: IpAddr, len: usize, most: PathMtu) {
+    let mtu = a.capabilities().path_mtu.min(b.capabilities().path_mtu);
+    assert_eq!(mtu, most, "packets fill the interface");
+    exchange_in(a, b, (x, y), len, mtu);
+}
+
+/// The same in packets of `mtu`.
+pub(super) fn exchange_in(
+    a: Box<dyn Device>,
+    b: Box<dyn Device>,
+    (x, y): (IpAddr, IpAddr),
+    len: usize,
+    mtu: PathMtu,
+) {
     let (mut a, mut b) = (Side::sized(a, len), Side::sized(b, len));
     let ((ia, ga), (ib, gb)) = (a.gid(x), b.gid(y));
-    let mtu = a.engine.device().capabilities().path_mtu.min(b.engine.device().capabilities().path_mtu);
-    assert_eq!(mtu, most, "packets fill the interface");
     let (qa, qb) = (a.qpn, b.qpn);
     a.connect(ia, gb, qb, mtu);
     b.connect(ib, ga, qa, mtu);

@@ -171,7 +171,9 @@ impl AfXdp {
             let got = match self.side_batch.receive(self.side.as_fd(), want) {
                 Ok(got) => got,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
+                Err(e) if is_gone(&e) || self.attached.sockets.iter().any(XdpSocket::is_gone) => {
+                    return Err(DeviceError::Io { action: "receiving", source: e });
+                }
                 Err(_) if passed < ERRORS_PASSED => {
                     passed += 1;
                     continue;

@@ -26,6 +26,9 @@ const KERNEL_HEADROOM: usize = 256;
 pub(super) const WHOLE_FRAME_MAX: usize = CHUNK - KERNEL_HEADROOM;
 /// Room for what a switch appends to a frame.
 const TRAILER_MAX: usize = 64;
+/// How often, and how long apart, a queue that is taken is asked for again.
+const BUSY_TRIES: usize = 50;
+const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(4);
 /// Frames that one round of busy polling handles.
 const BUSY_BUDGET: libc::c_int = 64;
 
@@ -124,7 +127,7 @@ impl XdpSocket {
         if let Some(time) = config.busy_poll {
             busy_poll(fd.as_fd(), time).map_err(failed(XdpStep::BusyPoll))?;
         }
-        bind(fd.as_fd(), config).map_err(failed(XdpStep::Bind { queue: config.queue }))?;
+        bind_patiently(fd.as_fd(), config).map_err(failed(XdpStep::Bind { queue: config.queue }))?;
         let sender = send.map(|ring| Sender {
             ring,
             completed,
@@ -140,7 +143,8 @@ impl XdpSocket {
     /// Hands at most `want` received frames to `each`; returns how many.
     pub(super) fn receive(&mut self, want: usize, each: &mut dyn FnMut(Received<'_>)) -> usize {
         if self.busy {
-            self.call_receive();
+            // What it finds is in the ring.
+            let _ = self.call_receive();
         }
         let (mut frames, mut buffers) = (0, false);
         while frames < want
@@ -178,7 +182,7 @@ impl XdpSocket {
             self.fill.publish();
         }
         if self.fill.needs_wakeup() {
-            self.call_receive();
+            let _ = self.call_receive();
         }
         frames
     }
@@ -260,10 +264,16 @@ impl XdpSocket {
         self.fd.as_fd()
     }
 
+    /// Whether the interface was removed. One that is down is still there.
+    pub(super) fn is_gone(&self) -> bool {
+        self.call_receive().is_err_and(|e| e.raw_os_error() == Some(libc::ENXIO))
+    }
+
     /// Has the kernel look at the fill ring, or poll the queue.
-    fn call_receive(&self) {
+    fn call_receive(&self) -> io::Result<()> {
         // SAFETY: no bytes are asked for, so nothing is written.
-        unsafe { libc::recv(self.fd.as_raw_fd(), core::ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
+        let rc = unsafe { libc::recv(self.fd.as_raw_fd(), core::ptr::null_mut(), 0, libc::MSG_DONTWAIT) };
+        if rc >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
@@ -376,6 +386,17 @@ fn bind(fd: BorrowedFd<'_>, config: &SocketConfig) -> io::Result<()> {
     // SAFETY: the pointer and the length describe `address`, which outlives the call.
     let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The kernel frees a queue a little after its last socket was closed: as when a device is opened again.
+fn bind_patiently(fd: BorrowedFd<'_>, config: &SocketConfig) -> io::Result<()> {
+    for _ in 0..BUSY_TRIES {
+        match bind(fd, config) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => std::thread::sleep(BUSY_PAUSE),
+            other => return other,
+        }
+    }
+    bind(fd, config)
 }
 
 /// The kernel polls the queue when we ask, for at most `time` microseconds, and leaves it alone otherwise.
