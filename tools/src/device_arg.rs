@@ -1,6 +1,7 @@
 //! The argument `--device`.
 //!
 //! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`,
+//! `xdp:IFNAME[,mode=native|generic|auto][,queue=N|queues=N]` with the options of `packet:`,
 //! `tap:IFNAME,ip=ADDR…[,mac=MAC][,vlan=ID][,mtu=BYTES][,keep]`, `pnet:IFNAME`, `hw:NAME[/PORT]`, `loop`.
 //! Opens nothing.
 
@@ -9,6 +10,7 @@ use core::net::IpAddr;
 use core::str::FromStr;
 
 use uroce::device::af_packet::{AddressMode, AfPacketConfig};
+use uroce::device::af_xdp::{AfXdpConfig, QUEUES_MAX, XdpMode, XdpQueues};
 use uroce::device::tap::TapConfig;
 use uroce::types::MacAddr;
 use uroce::wire::VlanTag;
@@ -25,6 +27,8 @@ pub(crate) enum DeviceArg {
     Udp(IpAddr),
     /// Raw Ethernet through AF_PACKET: needs CAP_NET_RAW.
     Packet(PacketArg),
+    /// Raw Ethernet through AF_XDP: needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF.
+    Xdp(XdpArg),
     /// Behind a TAP interface, with a MAC and addresses of its own: needs CAP_NET_ADMIN, or a TAP that is the user's.
     Tap(TapArg),
     /// Raw Ethernet on this interface through the pnet library: portable, slower.
@@ -48,25 +52,38 @@ pub(crate) struct PacketArg {
 impl PacketArg {
     /// As the device takes it.
     pub(crate) fn config(&self) -> AfPacketConfig {
-        let mode = match &self.own {
+        AfPacketConfig { mode: self.addresses(), vlan: self.tag(), ..AfPacketConfig::shared(self.interface.as_str()) }
+    }
+
+    fn addresses(&self) -> AddressMode {
+        match &self.own {
             None => AddressMode::Shared,
             Some((mac, addresses)) => AddressMode::Own { mac: *mac, addresses: addresses.clone() },
-        };
-        let vlan = self.vlan.map(|id| VlanTag { id, priority: 0 });
-        AfPacketConfig { mode, vlan, ..AfPacketConfig::shared(self.interface.as_str()) }
+        }
+    }
+
+    fn tag(&self) -> Option<VlanTag> {
+        self.vlan.map(|id| VlanTag { id, priority: 0 })
     }
 
     fn parse(text: &str) -> Result<Self, DeviceArgError> {
+        Self::parse_with(text, &mut |part| Err(DeviceArgError::PacketOption(part.into())))
+    }
+
+    /// `other` is given what is no option of raw Ethernet, and what is a bad one.
+    fn parse_with(
+        text: &str,
+        other: &mut dyn FnMut(&str) -> Result<(), DeviceArgError>,
+    ) -> Result<Self, DeviceArgError> {
         let mut parts = text.split(',');
         let interface = interface(parts.next().unwrap_or_default())?;
         let (mut mac, mut addresses, mut vlan) = (None, Vec::new(), None);
         for part in parts {
-            let bad = || DeviceArgError::PacketOption(part.into());
             match part.split_once('=') {
-                Some(("mac", v)) => mac = Some(parse_mac(v).ok_or_else(bad)?),
+                Some(("mac", v)) if parse_mac(v).is_some() => mac = parse_mac(v),
                 Some(("ip", v)) => addresses.push(address(v)?),
-                Some(("vlan", v)) => vlan = Some(parse_vlan(v).ok_or_else(bad)?),
-                _ => return Err(bad()),
+                Some(("vlan", v)) if parse_vlan(v).is_some() => vlan = parse_vlan(v),
+                _ => other(part)?,
             }
         }
         let own = match (mac, addresses.is_empty()) {
@@ -75,6 +92,77 @@ impl PacketArg {
             _ => return Err(DeviceArgError::HalfOwned),
         };
         Ok(Self { interface, own, vlan })
+    }
+}
+
+/// Everything but the kind.
+impl fmt::Display for PacketArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.interface)?;
+        if let Some((mac, addresses)) = &self.own {
+            write!(f, ",mac={mac}")?;
+            addresses.iter().try_for_each(|a| write!(f, ",ip={a}"))?;
+        }
+        self.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))
+    }
+}
+
+/// An `xdp:` device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct XdpArg {
+    /// What it shares with a `packet:` device.
+    pub(crate) place: PacketArg,
+    mode: XdpMode,
+    queues: XdpQueues,
+}
+
+impl XdpArg {
+    /// As the device takes it.
+    pub(crate) fn config(&self) -> AfXdpConfig {
+        AfXdpConfig {
+            addresses: self.place.addresses(),
+            vlan: self.place.tag(),
+            mode: self.mode,
+            queues: self.queues,
+            ..AfXdpConfig::shared(self.place.interface.as_str())
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, DeviceArgError> {
+        let (mut mode, mut queues) = (XdpMode::Auto, XdpQueues::All);
+        let place = PacketArg::parse_with(text, &mut |part| {
+            let bad = || DeviceArgError::XdpOption(part.into());
+            match part.split_once('=') {
+                Some(("mode", "auto")) => mode = XdpMode::Auto,
+                Some(("mode", "native")) => mode = XdpMode::Native,
+                Some(("mode", "generic")) => mode = XdpMode::Generic,
+                Some(("queue", v)) => queues = XdpQueues::One(v.parse().ok().filter(|q| *q < 4096).ok_or_else(bad)?),
+                Some(("queues", v)) => {
+                    let count = v.parse().ok().filter(|count| (1..=QUEUES_MAX).contains(count));
+                    queues = XdpQueues::First(count.ok_or_else(bad)?);
+                }
+                _ => return Err(bad()),
+            }
+            Ok(())
+        })?;
+        Ok(Self { place, mode, queues })
+    }
+}
+
+/// Everything but the kind.
+impl fmt::Display for XdpArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.place)?;
+        f.write_str(match self.mode {
+            XdpMode::Auto => "",
+            XdpMode::Native => ",mode=native",
+            XdpMode::Generic => ",mode=generic",
+        })?;
+        match self.queues {
+            XdpQueues::All => Ok(()),
+            XdpQueues::One(queue) => write!(f, ",queue={queue}"),
+            XdpQueues::First(count) => write!(f, ",queues={count}"),
+        }
     }
 }
 
@@ -150,7 +238,9 @@ fn parse_mac(text: &str) -> Option<MacAddr> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DeviceArgError {
     /// Neither of the kinds.
-    #[error("`{0}` is no device; write udp:ADDR, packet:IFNAME, tap:IFNAME,ip=ADDR, pnet:IFNAME, hw:NAME or loop")]
+    #[error(
+        "`{0}` is no device; write udp:ADDR, packet:IFNAME, xdp:IFNAME, tap:IFNAME,ip=ADDR, pnet:IFNAME, hw:NAME or loop"
+    )]
     Kind(String),
     /// `udp:` with something that is no address.
     #[error("`{0}` is no IP address; write for example udp:127.0.0.1 or udp:::1")]
@@ -161,6 +251,12 @@ pub(crate) enum DeviceArgError {
     /// Something else behind a comma.
     #[error("`{0}` is no option of packet:; write mac=02:00:00:00:00:01, ip=ADDR or vlan=1 to 4094")]
     PacketOption(String),
+    /// The same, of AF_XDP.
+    #[error(
+        "`{0}` is no option of xdp:; write mode=native, mode=generic, queue=0 to 4095, queues=1 to {QUEUES_MAX}, \
+         mac=02:00:00:00:00:01, ip=ADDR or vlan=1 to 4094"
+    )]
+    XdpOption(String),
     /// The same, of a TAP.
     #[error("`{0}` is no option of tap:; write ip=ADDR, mac=02:00:00:00:00:01, vlan=1 to 4094, mtu=BYTES or keep")]
     TapOption(String),
@@ -188,6 +284,7 @@ impl FromStr for DeviceArg {
         match text.split_once(':') {
             Some(("udp", address)) => udp(address),
             Some(("packet", rest)) => PacketArg::parse(rest).map(Self::Packet),
+            Some(("xdp", rest)) => XdpArg::parse(rest).map(Self::Xdp),
             Some(("tap", rest)) => TapArg::parse(rest).map(Self::Tap),
             Some(("pnet", name)) => interface(name).map(Self::Pnet),
             Some(("hw", name)) => hardware(name).map(Self::Hw),
@@ -231,14 +328,8 @@ impl fmt::Display for DeviceArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Udp(address) => write!(f, "udp:{address}"),
-            Self::Packet(packet) => {
-                write!(f, "packet:{}", packet.interface)?;
-                if let Some((mac, addresses)) = &packet.own {
-                    write!(f, ",mac={mac}")?;
-                    addresses.iter().try_for_each(|a| write!(f, ",ip={a}"))?;
-                }
-                packet.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))
-            }
+            Self::Packet(packet) => write!(f, "packet:{packet}"),
+            Self::Xdp(xdp) => write!(f, "xdp:{xdp}"),
             Self::Tap(tap) => {
                 write!(f, "tap:{}", tap.interface)?;
                 tap.mac.map_or(Ok(()), |mac| write!(f, ",mac={mac}"))?;
@@ -267,6 +358,10 @@ mod tests {
             "packet:eth0",
             "packet:eth0,vlan=7",
             "packet:eth0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7",
+            "xdp:eth0",
+            "xdp:eth0,mode=native",
+            "xdp:eth0,mac=02:00:00:00:00:01,ip=10.0.0.5,vlan=7,mode=generic,queue=3",
+            "xdp:eth0,queues=4",
             "tap:tap0,ip=10.0.0.5",
             "tap:tap0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7,mtu=9000,keep",
             "pnet:veth-a",
@@ -304,6 +399,12 @@ mod tests {
             assert_eq!(error(&format!("packet:eth0,{bad}")), DeviceArgError::PacketOption(bad.into()));
         }
         assert_eq!(error("packet:eth0,ip=10.0.0.5"), DeviceArgError::HalfOwned);
+        for bad in ["mode=fast", "queue=4096", "queue=-1", "queues=0", "queues=17", "mac=02", "vlan=0", "mtu=9000", ""]
+        {
+            assert_eq!(error(&format!("xdp:eth0,{bad}")), DeviceArgError::XdpOption(bad.into()));
+        }
+        assert_eq!(error("xdp:eth0,ip=10.0.0.5"), DeviceArgError::HalfOwned);
+        assert_eq!(error("packet:eth0,mode=native"), DeviceArgError::PacketOption("mode=native".into()));
         for bad in ["mac=02", "vlan=0", "mtu=x", "mtu=70000", "kept", ""] {
             assert_eq!(error(&format!("tap:tap0,ip=10.0.0.5,{bad}")), DeviceArgError::TapOption(bad.into()));
         }

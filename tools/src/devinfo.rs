@@ -95,6 +95,7 @@ impl Info {
         let engine = node::idle_engine(device)?;
         let netdev = match device {
             DeviceArg::Packet(packet) => Some(packet.interface.clone()),
+            DeviceArg::Xdp(xdp) => Some(xdp.place.interface.clone()),
             DeviceArg::Tap(tap) => Some(tap.interface.clone()),
             DeviceArg::Pnet(name) => Some(name.clone()),
             DeviceArg::Udp(address) => interface_of(*address),

@@ -8,6 +8,7 @@ use std::net::{ToSocketAddrs, UdpSocket};
 
 use uroce::device::Device;
 use uroce::device::af_packet::AfPacket;
+use uroce::device::af_xdp::AfXdp;
 use uroce::device::impair::{ImpairModel, Impaired};
 use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
@@ -33,6 +34,7 @@ fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
     wrap::wrap(match device {
         DeviceArg::Udp(address) => Box::new(UdpDevice::open(*address)?),
         DeviceArg::Packet(packet) => Box::new(AfPacket::open(packet.config())?),
+        DeviceArg::Xdp(xdp) => Box::new(AfXdp::open(&xdp.config())?),
         DeviceArg::Tap(tap) => Box::new(TapDevice::open(tap.config())?),
         DeviceArg::Pnet(name) => Box::new(PnetDevice::open(name)?),
         // A switch of its own: nobody else is on it.

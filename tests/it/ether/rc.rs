@@ -122,13 +122,7 @@ pub(super) fn exchange_of(a: Box<dyn Device>, b: Box<dyn Device>, x: IpAddr, y: 
 }
 
 /// The same in packets of `mtu`.
-pub(super) fn exchange_in(
-    a: Box<dyn Device>,
-    b: Box<dyn Device>,
-    (x, y): (IpAddr, IpAddr),
-    len: usize,
-    mtu: PathMtu,
-) {
+pub(super) fn exchange_in(a: Box<dyn Device>, b: Box<dyn Device>, (x, y): (IpAddr, IpAddr), len: usize, mtu: PathMtu) {
     let (mut a, mut b) = (Side::sized(a, len), Side::sized(b, len));
     let ((ia, ga), (ib, gb)) = (a.gid(x), b.gid(y));
     let (qa, qb) = (a.qpn, b.qpn);

@@ -217,6 +217,9 @@ fn every_queue_is_heard_with_a_socket_or_without() {
         ports.sort_unstable();
         assert_eq!(ports, flows.map(|f| f.src_port).collect::<Vec<_>>());
         assert_eq!(b.lost(), Default::default());
+        let counters = b.counters();
+        assert!(counters.direct > 0, "{counters:?}");
+        assert_eq!(counters.through_kernel >= 8, sockets < 4, "{counters:?} with {sockets} sockets");
     }
     let config = AfXdpConfig { queues: XdpQueues::One(9), ..AfXdpConfig::shared("v0") };
     let error = inside(&lab.b, || AfXdp::open(&config)).map(|_| ()).unwrap_err();
@@ -249,6 +252,8 @@ fn a_whole_ring_of_frames_arrives_in_order() {
             got.extend(take(&mut b));
         }
         assert_eq!((got.len(), a.lost(), b.lost()), (count.into(), Default::default(), Default::default()));
+        let counters = b.counters();
+        assert!(counters.direct > 800 && counters.through_kernel < 10, "{counters:?}");
         for (n, got) in got.iter().enumerate() {
             assert_eq!(got.bytes, vec![n as u8; [16, 1000, 4000, 8900][n % 4]], "frame {n}");
         }

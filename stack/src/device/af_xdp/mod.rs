@@ -53,6 +53,15 @@ const TURN: usize = 64;
 /// Frames between two calls to send.
 const FRAMES_A_KICK: usize = 32;
 
+/// Which way received frames took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XdpCounters {
+    /// Frames that the filter handed to us.
+    pub direct: u64,
+    /// Frames that came through the kernel: ARP and the like, multicast, superframes, queues without a socket.
+    pub through_kernel: u64,
+}
+
 /// AF_XDP sockets as a device.
 pub struct AfXdp {
     port: EthernetPort,
@@ -66,6 +75,7 @@ pub struct AfXdp {
     readable: AnyReadable,
     /// Set while frames wait that the kernel did not take, or that there was no slot for.
     retry_at: Option<Instant>,
+    counters: XdpCounters,
     groups: GroupSockets,
     /// Hold the kernel's port 4791; never read.
     _guards: Vec<Socket>,
@@ -108,6 +118,7 @@ impl AfXdp {
             side_due: Instant::ZERO,
             readable: readable.map_err(|source| DeviceError::Io { action: "watching sockets", source })?,
             retry_at: None,
+            counters: XdpCounters::default(),
             groups: GroupSockets::new(index),
             _guards: guards,
         })
@@ -136,6 +147,12 @@ impl AfXdp {
     pub fn pages(&self) -> Pages {
         let huge = self.attached.sockets.iter().all(|s| s.pages() == Pages::Huge);
         if huge { Pages::Huge } else { Pages::Normal }
+    }
+
+    /// Which way received frames took.
+    #[must_use]
+    pub const fn counters(&self) -> XdpCounters {
+        self.counters
     }
 
     /// What happened in resolving and answering.
@@ -181,6 +198,7 @@ impl AfXdp {
                 Err(_) => break,
             };
             looked += got;
+            self.counters.through_kernel += got as u64;
             for (meta, frame) in (0..got).filter_map(|i| self.side_batch.get(i)) {
                 if meta.truncated {
                     self.port.lose_received();
@@ -258,6 +276,7 @@ impl Device for AfXdp {
         // Frames that are not for us count too: a flood of them must not keep the caller here.
         let (looked, more) = self.receive_queues(now, budget.saturating_sub(handed), sink);
         handed += more;
+        self.counters.direct += looked as u64;
         if looked == 0 || now >= self.side_due {
             self.side_due = now + SIDE_EVERY;
             handed += self.receive_side(now, budget.saturating_sub(handed), sink)?;
