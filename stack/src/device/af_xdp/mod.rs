@@ -30,7 +30,7 @@ use self::filter::{PASS, Wanted};
 use self::open::{Attached, Place, attach, missing};
 use self::socket::{Kicked, Received, XdpSocket};
 pub use super::ethernet::AddressMode;
-use super::ethernet::{EthernetPort, GroupSockets, Placed, Setup};
+use super::ethernet::{EthernetPort, Framing, GroupSockets, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{BATCH, PacketSocket, RecvBatch};
 use super::sys::poll::{AnyReadable, Watch, wait};
@@ -97,7 +97,7 @@ impl AfXdp {
         raise_buffers(side.as_fd(), SIDE_BUFFER);
         setup.listen(&side).map_err(|e| side_error(&config.interface, e))?;
         let guards = setup.guards()?;
-        let mut port = setup.port("xdp", config.icrc)?;
+        let mut port = setup.port("xdp", config.icrc, Framing::Plain)?;
         let DeviceCapabilities { addresses, mac, .. } = port.capabilities();
         let vlan = config.vlan.map(|v| v.id);
         let wanted = Wanted { mac: mac.unwrap_or_default(), addresses, vlan, mtu, superframes: false, on_miss: PASS };
