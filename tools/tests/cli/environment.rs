@@ -6,7 +6,7 @@ use crate::common::{as_nobody, run};
 
 #[test]
 fn an_unknown_interface() {
-    for device in ["packet:nosuchif0", "pnet:nosuchif0"] {
+    for device in ["packet:nosuchif0", "xdp:nosuchif0", "pnet:nosuchif0"] {
         run(&["devinfo", "-d", device]).fails(4, "no interface nosuchif0; `ip link` lists them");
     }
 }
@@ -32,6 +32,7 @@ fn a_missing_capability() {
     dump.fails(4, "opening interface lo for capture needs cap_net_raw");
     let Some(name) = ethernet_interface() else { return };
     as_nobody(&["devinfo", "-d", &format!("packet:{name}")]).unwrap().fails(4, "cap_net_raw");
+    as_nobody(&["devinfo", "-d", &format!("xdp:{name}")]).unwrap().fails(4, "cap_net_raw,cap_net_admin,cap_bpf");
 }
 
 /// An Ethernet interface of this machine that a device could use, if it has one.

@@ -70,8 +70,8 @@ impl<T: Copy> Ring<T> {
     fn new(fd: BorrowedFd<'_>, offset: libc::off_t, layout: Layout) -> io::Result<Self> {
         let entries = layout.entries + layout.size as usize * size_of::<T>();
         let counters = [layout.producer, layout.consumer, layout.flags].into_iter().max().unwrap_or(0) + 4;
-        let aligned = [layout.producer, layout.consumer, layout.flags].iter().all(|at| at % 4 == 0);
-        if !layout.size.is_power_of_two() || !aligned || layout.entries % align_of::<T>() != 0 {
+        let aligned = [layout.producer, layout.consumer, layout.flags].iter().all(|at| at.is_multiple_of(4));
+        if !layout.size.is_power_of_two() || !aligned || !layout.entries.is_multiple_of(align_of::<T>()) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let map = Map::new(fd, offset, entries.max(counters))?;
