@@ -535,15 +535,20 @@ fn as_nobody(ns: &str, test: &str, variable: (&str, &str)) {
     std::fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let copy = place.path().join("it");
     std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(["--exact", test]).env(variable.0, variable.1).current_dir("/").uid(65534).gid(65534);
     let output = inside(ns, || {
-        Command::new(&copy)
-            .args(["--exact", test])
-            .env(variable.0, variable.1)
-            .current_dir("/")
-            .uid(65534)
-            .gid(65534)
-            .output()
-            .expect("running as another user needs root")
+        // Another test's child may hold the copy open for writing between its fork and its exec.
+        let end = now() + Duration::from_secs(5);
+        loop {
+            match command.output() {
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy && now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                output => return output.expect("running as another user needs root"),
+            }
+        }
     });
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
