@@ -307,6 +307,10 @@ impl<D: Device, J: Judge> Device for Intercepted<D, J> {
         self.inner.source_ports()
     }
 
+    fn receive_room(&self) -> Option<usize> {
+        self.inner.receive_room()
+    }
+
     fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
         self.inner.set_membership(group, member)
     }

@@ -91,6 +91,12 @@ pub trait Device: Send {
         &[]
     }
 
+    /// Bytes of packets that may wait to be received without loss, if it knows. What a peer has is unknown; as a rule it is
+    /// no less, so a window wider than this loses packets whenever the other side is busy for a moment.
+    fn receive_room(&self) -> Option<usize> {
+        None
+    }
+
     /// Receives for an IP multicast group from now on, or no more. A device that hears every group (the default) has nothing
     /// to do. At most [`GROUPS_MAX`] groups. To join twice is to join once. Call it from the network namespace that the
     /// device was opened in.
@@ -146,6 +152,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn source_ports(&self) -> &[u16] {
         (**self).source_ports()
+    }
+
+    fn receive_room(&self) -> Option<usize> {
+        (**self).receive_room()
     }
 
     fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {

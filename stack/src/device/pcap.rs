@@ -271,6 +271,10 @@ impl<D: Device, W: Write + Send> Device for PcapTap<D, W> {
         self.inner.source_ports()
     }
 
+    fn receive_room(&self) -> Option<usize> {
+        self.inner.receive_room()
+    }
+
     fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
         self.inner.set_membership(group, member)
     }

@@ -522,6 +522,13 @@ impl Device for UdpDevice {
         Ok(handed)
     }
 
+    fn receive_room(&self) -> Option<usize> {
+        let buffer = self.sockets.first()?.socket.recv_buffer_size().ok()?;
+        // The system charges more than the bytes of a packet: a seventh more for superframes, twice as much for packets
+        // alone.
+        Some(if self.superframes { buffer / 2 } else { buffer / 8 * 3 })
+    }
+
     fn set_membership(&mut self, group: IpAddr, member: bool) -> Result<(), DeviceError> {
         let at = self.groups.iter().position(|(ip, _)| *ip == group);
         match (at, member) {

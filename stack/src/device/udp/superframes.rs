@@ -207,6 +207,21 @@ fn an_error_in_the_middle_of_a_batch_costs_one_burst() {
     assert_eq!((a.segments_max(), a.cut_up()), (64, 0));
 }
 
+#[test]
+fn what_fits_the_room_of_the_receiver_is_not_lost() {
+    for (segments, size) in [(15, 4112), (62, 1040), (64, 272), (1, 4112), (1, 1040)] {
+        let (mut a, mut b) = (with(64), with(if segments > 1 { 64 } else { 1 }));
+        // What an ordinary user has where nobody raised the limits.
+        b.sockets[0].socket.set_recv_buffer_size(212_992).unwrap();
+        let room = b.receive_room().unwrap();
+        assert!((150_000..=212_992).contains(&room), "{room}");
+        let f = flow(&a, b.address);
+        let bursts = room / (segments * size);
+        send(&mut a, &vec![(f, segments * size, size); bursts]);
+        assert_eq!(receive(&mut b, segments * bursts).iter().map(|g| g.3.len()).sum::<usize>(), segments * bursts);
+    }
+}
+
 /// Has the system refuse to segment: datagrams without a checksum cannot be.
 fn forbid_segmentation(device: &UdpDevice) {
     set_int(device.sockets[0].socket.as_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
