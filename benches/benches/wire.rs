@@ -1,4 +1,5 @@
-//! What one packet costs in the wire module, next to the floor: a copy and a plain CRC-32 of the same bytes.
+//! What one packet costs in the wire module, next to the floor: a copy and a plain CRC-32 of the same bytes; and the
+//! loops that the stack has for both, next to the compiler's copy and to crc32fast.
 //!
 //! Read the ratios of one run; the absolute figures are those of the machine.
 
@@ -10,11 +11,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use uroce::raw::copy::{self, Kernel};
 use uroce::types::{MacAddr, Msn, PKey, Psn, Qpn, Rkey};
 use uroce::wire::{
-    Aeth, Body, DONT_FRAGMENT, Flow, IpFields, Packet, Place, Request, RequestOp, Response, ResponseOp, Reth, SendTail,
-    Service, Syndrome, WritePart, check, icrc, parse_ethernet, recover_id, seal, segment_len, write_ethernet,
-    write_outer,
+    Aeth, Body, DONT_FRAGMENT, Flow, IcrcStart, IpFields, Packet, Place, Request, RequestOp, Response, ResponseOp,
+    Reth, SendTail, Service, Syndrome, WritePart, check, icrc, parse_ethernet, recover_id, seal, segment_len,
+    write_ethernet, write_outer,
 };
 
 const FLOW: Flow = Flow {
@@ -106,12 +108,49 @@ fn checksums(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("check", payload), |b| {
             b.iter(|| check(black_box(&FLOW), IP, black_box(&bytes)));
         });
+        let start = IcrcStart::new(&FLOW, IP.flags_fragment, bytes.len());
+        group.bench_function(BenchmarkId::new("check_from_start", payload), |b| {
+            b.iter(|| black_box(start).check(IP.id, black_box(&bytes)));
+        });
         group.bench_function(BenchmarkId::new("recover_id", payload), |b| {
             b.iter(|| recover_id(black_box(&FLOW), black_box(&bytes)));
         });
         group.bench_function(BenchmarkId::new("seal", payload), |b| {
             b.iter(|| seal(black_box(&FLOW), IP, black_box(&mut bytes), covered));
         });
+    }
+    group.finish();
+}
+
+/// Copy, CRC and both: the compiler's and `crc32fast`, those of the stack, and each kernel that this processor has.
+fn kernels(c: &mut Criterion) {
+    let mut group = c.benchmark_group("kernels");
+    for len in [64, 256, 1024, 4096, 65_536] {
+        let (from, mut to) = (vec![0xA5; len], vec![0; len]);
+        group.throughput(Throughput::Bytes(u64::try_from(len).unwrap_or(0)));
+        group.bench_function(BenchmarkId::new("copy/compiler", len), |b| {
+            b.iter(|| black_box(&mut to[..]).copy_from_slice(black_box(&from)));
+        });
+        group.bench_function(BenchmarkId::new("copy/ours", len), |b| {
+            b.iter(|| copy::copy(black_box(&from), black_box(&mut to)));
+        });
+        group.bench_function(BenchmarkId::new("crc/crc32fast", len), |b| {
+            b.iter(|| crc32fast::hash(black_box(&from)));
+        });
+        group.bench_function(BenchmarkId::new("crc/ours", len), |b| {
+            b.iter(|| copy::crc(0, black_box(&from)));
+        });
+        group.bench_function(BenchmarkId::new("copy_then_crc/crc32fast", len), |b| {
+            b.iter(|| {
+                black_box(&mut to[..]).copy_from_slice(black_box(&from));
+                crc32fast::hash(black_box(&to))
+            });
+        });
+        for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.is_available()) {
+            group.bench_function(BenchmarkId::new(format!("copy_crc/{kernel:?}"), len), |b| {
+                b.iter(|| kernel.copy_crc(0, black_box(&from), black_box(&mut to)));
+            });
+        }
     }
     group.finish();
 }
@@ -123,5 +162,5 @@ fn short() -> Criterion {
         .measurement_time(Duration::from_millis(600))
 }
 
-criterion_group!(name = benches; config = short(); targets = headers, checksums);
+criterion_group!(name = benches; config = short(); targets = headers, checksums, kernels);
 criterion_main!(benches);
