@@ -1,6 +1,7 @@
 //! Requester and responder at work, next to the floor: what copying and checking the same bytes costs.
 //!
-//! `direct` is two endpoints without a device, `loopback` two engines over the in-process switch, all in one thread: the
+//! `direct` is two endpoints without a device that hand each other packets, `superframes` the same with bursts of up to 64
+//! packets, `loopback` two engines over the in-process switch, all in one thread: the
 //! work of both sides adds up. Read the ratios of one run; the absolute figures are those of the machine.
 
 // criterion's macros make undocumented items.
@@ -12,7 +13,7 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use uroce::types::PathMtu;
-use uroce_benches::{Direct, Kind, Loopback, Pair, Wire};
+use uroce_benches::{Direct, Kind, Loopback, Pair, Superframes, Wire};
 
 /// Messages of one measurement of small messages, and how many of them are under way.
 const SMALL: (u32, u32) = (512, 128);
@@ -37,6 +38,7 @@ fn messages(c: &mut Criterion) {
     parts(&mut group, 64, SMALL.0);
     floor(&mut group, 64, SMALL.0, 64);
     small::<Direct>(&mut group, "direct");
+    small::<Superframes>(&mut group, "superframes");
     small::<Loopback>(&mut group, "loopback");
     group.finish();
 }
@@ -91,6 +93,7 @@ fn bytes(c: &mut Criterion) {
             floor(&mut group, length as usize, LARGE.0, mtu.bytes());
         }
         large::<Direct>(&mut group, "direct", length);
+        large::<Superframes>(&mut group, "superframes", length);
         large::<Loopback>(&mut group, "loopback", length);
         group.finish();
     }

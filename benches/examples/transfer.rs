@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use uroce::types::PathMtu;
-use uroce_benches::{Direct, Kind, Loopback, Pair, Wire};
+use uroce_benches::{Direct, Kind, Loopback, Pair, Superframes, Wire};
 
 fn run<W: Wire + Default>(kind: Kind, length: u32, count: u32) {
     let depth = if length > 4096 { 2 } else { 128 };
@@ -24,6 +24,7 @@ fn main() -> ExitCode {
     let (Ok(length), Ok(count)) = (length.parse(), count.parse()) else { return ExitCode::from(2) };
     match wire.as_str() {
         "direct" => run::<Direct>(kind, length, count),
+        "superframes" => run::<Superframes>(kind, length, count),
         "loopback" => run::<Loopback>(kind, length, count),
         _ => return ExitCode::from(2),
     }

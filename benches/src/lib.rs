@@ -41,24 +41,31 @@ fn address(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
 }
 
-/// No device at all: a packet goes from one endpoint straight into the other, through one buffer.
-pub struct Direct {
+/// Bytes that the longest burst takes on a UDP medium.
+const BURST_MAX: usize = 65_535;
+
+/// No device at all: a burst of at most `SEGMENTS` packets goes from one endpoint straight into the other, through one
+/// buffer.
+pub struct Direct<const SEGMENTS: usize = 1> {
     left: Endpoint,
     right: Endpoint,
     buf: Vec<u8>,
 }
 
-impl Default for Direct {
+impl<const SEGMENTS: usize> Default for Direct<SEGMENTS> {
     fn default() -> Self {
         let endpoint = |last| Endpoint::new(EndpointConfig::new(vec![address(last)], PathMtu::B4096), [last; 32]);
-        Self { left: endpoint(1), right: endpoint(2), buf: vec![0; 4200] }
+        Self { left: endpoint(1), right: endpoint(2), buf: vec![0; BURST_MAX] }
     }
 }
 
-fn hand_over(from: &mut Endpoint, to: &mut Endpoint, buf: &mut [u8]) {
+/// [`Direct`] with as many packets a burst as devices take.
+pub type Superframes = Direct<64>;
+
+fn hand_over(from: &mut Endpoint, to: &mut Endpoint, buf: &mut [u8], segments_max: usize) {
     let ids = RxIds::Known(IpFields { id: 0, flags_fragment: DONT_FRAGMENT });
     loop {
-        let room = TxRoom { buf, headroom: 0, segments_max: 1, ids: IdRule::Zero, medium: Medium::Udp };
+        let room = TxRoom { buf, headroom: 0, segments_max, ids: IdRule::Index, medium: Medium::Udp };
         let Some(burst) = from.poll_transmit(Instant::ZERO, room) else { break };
         let flow = Flow { ..burst.flow };
         let bytes = &buf[..burst.len];
@@ -66,7 +73,7 @@ fn hand_over(from: &mut Endpoint, to: &mut Endpoint, buf: &mut [u8]) {
     }
 }
 
-impl Wire for Direct {
+impl<const SEGMENTS: usize> Wire for Direct<SEGMENTS> {
     fn left(&mut self) -> &mut Endpoint {
         &mut self.left
     }
@@ -76,8 +83,8 @@ impl Wire for Direct {
     }
 
     fn carry(&mut self) {
-        hand_over(&mut self.left, &mut self.right, &mut self.buf);
-        hand_over(&mut self.right, &mut self.left, &mut self.buf);
+        hand_over(&mut self.left, &mut self.right, &mut self.buf, SEGMENTS);
+        hand_over(&mut self.right, &mut self.left, &mut self.buf, SEGMENTS);
     }
 }
 
