@@ -7,7 +7,7 @@
   matrix.sh --readme [REGEX]   runs them, and writes the newest result of every cell into README.md
 
 Options: --kernel 6.12|6.1 (both, side by side), --keep (leave the guests running), --captures DIR (one a cell),
---seconds N (a cell's limit, 30).
+--seconds N (a cell's limit, 30), --segments N (packets of a superframe, uroce's own choice without; 1: none).
 
 Prints `ok NAME SECONDS s`, `rxe NAME why` where rxe is the cause and the case has proved it, or `FAIL NAME` with both
 sides' logs; then the table, and `N passed, N failed`. Exit status: 0 none failed, 1 a cell failed, 2 the run could not
@@ -432,6 +432,7 @@ def main():
     parser.add_argument("--readme", action="store_true")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--kernel", action="append", choices=list(GUESTS))
+    parser.add_argument("--segments", help="packets of a superframe")
     parser.add_argument("--captures")
     parser.add_argument("--seconds", type=int, default=30)
     options = parser.parse_args()
@@ -453,6 +454,9 @@ def main():
         if not os.access(program, os.X_OK):
             print(f"matrix: no {program}: cargo build --release -p uroce-tools -p uroce-tests --bins", file=sys.stderr)
             return 2
+    if options.segments:
+        # Both programs on the host take it from here.
+        os.environ["UROCE_SEGMENTS"] = options.segments
     began = time.monotonic()
     labs = [Lab(kernel, options) for kernel in kernels]
     threads = [

@@ -109,7 +109,10 @@ impl Node {
         Ok((Self::on(first), Self::on(Engine::open(switch.port(&[far]))?), far))
     }
 
-    fn on<D: Device + 'static>(engine: Engine<D>) -> Self {
+    fn on<D: Device + 'static>(mut engine: Engine<D>) -> Self {
+        if let Some(segments) = wrap::segments_max() {
+            engine.endpoint_mut().set_segments_max(segments);
+        }
         pages::remark_if_refused();
         let host = Host::new(engine);
         let handle = host.handle();

@@ -1,6 +1,6 @@
 //! Wrappers around the device, for every command that opens one: faults by rule, and a record of the packets.
 //!
-//! Owns the flags `--fault` and `--pcap`, and the comments in the record. Never opens a device.
+//! Owns the flags `--fault`, `--pcap` and `--segments`, and the comments in the record. Never opens a device.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -42,6 +42,10 @@ pub(crate) struct WrapArgs {
     /// Bytes of each packet that --pcap keeps, so that payload stays off the disk
     #[arg(long, global = true, value_name = "BYTES", requires = "pcap", help_heading = HEADING)]
     pcap_snap: Option<u32>,
+    /// Packets that leave, or arrive, as one superframe at most; 1 turns superframes off. Without it, what suits the device
+    #[arg(long, global = true, value_name = "PACKETS", env = "UROCE_SEGMENTS", help_heading = HEADING)]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=128))]
+    segments: Option<u8>,
 }
 
 /// The wrappers of this process: set once, before any device is opened.
@@ -69,6 +73,11 @@ impl WrapArgs {
         // A second call would come from a second command line, and there is none.
         let _ = WRAPPERS.set(self.clone());
     }
+}
+
+/// Packets of a superframe, where the program's user has a wish.
+pub(crate) fn segments_max() -> Option<usize> {
+    WRAPPERS.get().and_then(|args| args.segments).map(usize::from)
 }
 
 /// Whether wrappers were asked for: a device that cannot be wrapped must refuse them.

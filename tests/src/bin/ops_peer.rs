@@ -367,7 +367,11 @@ impl Bench {
         let device = AfPacket::open(AfPacketConfig::shared(options.interface.as_str())).map_err(text)?;
         let lossy = ImpairModel::lossy(options.loss);
         let device = RxeFlush { inner: Impaired::new(device, lossy, ImpairModel::NONE, 1), on: options.rxe_flush };
-        let engine = Engine::open(device).map_err(text)?;
+        let mut engine = Engine::open(device).map_err(text)?;
+        // As `uroce --segments`.
+        if let Some(segments) = std::env::var("UROCE_SEGMENTS").ok().and_then(|n| n.parse().ok()) {
+            engine.endpoint_mut().set_segments_max(segments);
+        }
         let mut host = Host::new(engine);
         host.spawn_progress().map_err(text)?;
         let mut handle = host.handle();

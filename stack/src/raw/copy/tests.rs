@@ -1,3 +1,5 @@
+//! The kernels against crc32fast, each path for itself. Never timed.
+
 use super::*;
 
 /// Bytes of no pattern.
