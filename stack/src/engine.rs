@@ -12,6 +12,7 @@ use crate::device::{Device, DeviceError};
 use crate::endpoint::{Endpoint, EndpointConfig};
 use crate::time::{Clock, Duration, Instant};
 use crate::types::Gid;
+use crate::verbs::QpOptions;
 
 /// Bursts received in one round, before anything is sent: what waits is acknowledged in one go, yet a flood cannot keep
 /// timers and transmission from their turn.
@@ -96,6 +97,10 @@ pub fn endpoint_config(device: &impl Device) -> EndpointConfig {
         icrc: c.icrc,
         mac: c.mac,
         source_ports: device.source_ports().to_vec(),
+        qp_options: QpOptions {
+            max_in_flight: device.receive_room().map(|bytes| bytes as u64),
+            ..QpOptions::default()
+        },
         ..EndpointConfig::new(c.addresses.clone(), c.path_mtu)
     }
 }

@@ -279,3 +279,42 @@ fn a_datagram_that_waits_for_the_next_burst_is_flushed_like_any_other() {
     let flushed = WcStatus::WorkRequestFlushed;
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success), (2, flushed), (3, flushed)]);
 }
+
+#[test]
+fn bytes_in_flight_stay_below_the_limit_of_the_qp() {
+    let mut p = Pair::new(&Options { region: 1 << 17, max_in_flight: Some(10 * 1024), ..Options::default() });
+    let there = p.b.remote(0);
+    // A message of 30 packets: 10 go, and each quarter of the window asks for an answer.
+    p.a.send(1, Operation::Write(there), 0, 30 * 1024);
+    let packets: Vec<_> = sent(&mut p, Side::A, 16, 70_000);
+    let asks: Vec<_> = packets.iter().flat_map(Sent::packets).map(|p| (p.psn.get(), p.ack_req)).collect();
+    assert_eq!(asks.len(), 10);
+    assert!(asks.iter().any(|a| *a == (101, true)) && asks.last() == Some(&(109, true)), "{asks:?}");
+    for burst in &packets {
+        hand(&mut p, Side::B, burst);
+    }
+    // One ACK speaks for all ten, though the first that asked was the second.
+    let acks = sent(&mut p, Side::B, 16, 9000);
+    assert_eq!(acks.iter().map(|s| s.packets().map(|p| p.psn.get()).collect::<Vec<_>>()).collect::<Vec<_>>(), [[109]]);
+    hand(&mut p, Side::A, &acks[0]);
+    assert_eq!(sent(&mut p, Side::A, 16, 70_000).iter().map(|s| s.packets().count()).sum::<usize>(), 10);
+
+    // Small messages count by their bytes: as many go as packets may.
+    let mut p = Pair::new(&Options { max_in_flight: Some(10 * 1024), ..Options::default() });
+    for wr_id in 0..60 {
+        p.a.send(wr_id, Operation::Write(p.b.remote(0)), 0, 64);
+    }
+    assert_eq!(sent(&mut p, Side::A, 64, 70_000).iter().map(|s| s.packets().count()).sum::<usize>(), 60);
+
+    // A READ asks for half of the window at a time.
+    let mut p = Pair::new(&Options { region: 1 << 17, max_in_flight: Some(10 * 1024), ..Options::default() });
+    p.a.send(1, Operation::Read(p.b.remote(0)), 0, 30 * 1024);
+    let requests = sent(&mut p, Side::A, 16, 70_000);
+    let asked: Vec<_> = requests.iter().flat_map(Sent::packets).map(|p| p.psn.get()).collect();
+    assert_eq!(asked, [100, 105]);
+    for burst in &requests {
+        hand(&mut p, Side::B, burst);
+    }
+    p.settle();
+    assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success)]);
+}

@@ -82,6 +82,8 @@ pub struct Options {
     pub cq_depth: u32,
     /// B receives from an SRQ.
     pub srq: bool,
+    /// Bytes that each QP may have unacknowledged.
+    pub max_in_flight: Option<u64>,
     /// Seed of both endpoints.
     pub seed: u64,
 }
@@ -103,6 +105,7 @@ impl Default for Options {
             region: 1 << 16,
             cq_depth: 512,
             srq: false,
+            max_in_flight: None,
             seed: 1,
         }
     }
@@ -397,6 +400,7 @@ fn node(address: &str, o: &Options, seed: u64, with_srq: bool) -> Node {
     let address: IpAddr = address.parse().expect("an address");
     let mut config = EndpointConfig::new(vec![address], PathMtu::B4096);
     config.iova = IovaPolicy::Seeded;
+    config.qp_options.max_in_flight = o.max_in_flight;
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let mut endpoint = Endpoint::new(config, bytes);

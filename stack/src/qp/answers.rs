@@ -293,6 +293,17 @@ impl Answers {
         self.queue.insert(at, Waiting { answer, repeat });
     }
 
+    /// Lets a positive ACK that waits alone speak for all that was executed since it was queued.
+    pub(crate) fn extend_ack(&mut self, psn: Psn, msn: Msn) {
+        let alone = self.queue.len() == 1;
+        if let Some(Waiting { answer: Answer::Acknowledge(of, aeth), .. }) = self.queue.front_mut()
+            && alone
+            && matches!(aeth.syndrome, Syndrome::Ack { .. })
+        {
+            (*of, aeth.msn) = (psn, msn);
+        }
+    }
+
     /// The next thing to say.
     pub(crate) fn front(&self) -> Option<Answer> {
         self.queue.front().map(|w| w.answer)

@@ -6,7 +6,7 @@
 use super::Ident;
 use super::credits::NOT_USED;
 use super::cx::Cx;
-use super::requester::{MAX_READ_PSNS, Requester, SendFailure};
+use super::requester::{Requester, SendFailure};
 use super::send_queue::Wqe;
 use crate::counters::DropReason;
 use crate::types::{Psn, RnrTimer};
@@ -240,7 +240,7 @@ impl Requester {
         let expected_len = usize::try_from(left).unwrap_or(usize::MAX).min(mtu);
         // The answer ends where the request for it ended. Whether it says First or Middle, Last or Only, is not looked
         // at: some responders go on with Middle after a partial repeat.
-        let ends_request = index + 1 == wqe.packets || (index + 1).is_multiple_of(MAX_READ_PSNS);
+        let ends_request = index + 1 == wqe.packets || (index + 1).is_multiple_of(self.window.read_psns);
         if payload.len() != expected_len || last != ends_request {
             return Err(bad.into());
         }

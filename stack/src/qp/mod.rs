@@ -24,6 +24,7 @@ mod rnr;
 mod send_queue;
 mod uc;
 mod ud;
+mod window;
 
 use std::sync::Arc;
 
@@ -38,8 +39,8 @@ pub(crate) use post::{check_operation, check_sge_count};
 pub use progress::{Behind, Progress, Waiting};
 pub(crate) use queues::SpareQueues;
 pub use queues::{SPARE_BYTES, SPARE_QUEUES};
-pub use requester::{MAX_READ_PSNS, MAX_UNACKED};
 pub use ud::GRH_LEN;
+pub use window::{MAX_READ_PSNS, MAX_UNACKED};
 
 use assembly::{Assembly, ReceiveQueue, Refusal};
 use completer::ResponseError;

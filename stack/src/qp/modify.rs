@@ -9,6 +9,7 @@ use super::migrate::Migration;
 use super::notify::Notifier;
 use super::path::{Path, PathEnds, flow_for};
 use super::requester::SendAttr;
+use super::window::Window;
 use super::{Qp, Receiver, Sender};
 use crate::time::Duration;
 use crate::types::{AckTimeout, Gid, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
@@ -241,8 +242,9 @@ impl Qp {
     fn start_sending(&mut self) {
         let psn = self.fields.sq_psn.unwrap_or_default();
         let attr = self.send_attr();
+        let window = Window::new(self.options.max_in_flight, self.id.mtu);
         match &mut self.sender {
-            Sender::Connected(r) => r.start(psn, attr),
+            Sender::Connected(r) => r.start(psn, attr, window),
             Sender::Datagram(d) => d.start(psn),
         }
     }

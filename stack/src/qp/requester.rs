@@ -13,6 +13,7 @@ use super::emit::{BurstWriter, EmitError};
 use super::path::Path;
 use super::progress::{Behind, Progress, Waiting};
 use super::send_queue::{SendQueue, Wqe};
+use super::window::Window;
 use crate::burst::{TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
@@ -20,14 +21,6 @@ use crate::verbs::{FailureKind, Operation, WcStatus};
 use crate::wire::{
     AtomicEth, Body, Feth, IcrcStarts, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart,
 };
-
-/// PSNs that may be unacknowledged. Far below 2^23, where modular order ends.
-pub const MAX_UNACKED: u32 = 256;
-/// PSNs that one READ request asks for: a longer READ goes out as consecutive requests, so that its answers never
-/// exceed what a receiver's buffers take, and two of them keep the pipe full.
-pub const MAX_READ_PSNS: u32 = MAX_UNACKED / 2;
-/// Packets after which an answer is asked for at the latest.
-const ACK_EVERY: u32 = 32;
 
 /// Attributes of the send side.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +71,7 @@ pub(crate) struct Requester {
     /// When the first RNR NAK since the last progress came.
     pub(super) rnr_since: Option<Instant>,
     pub(super) credits: Credits,
+    pub(super) window: Window,
     draining: bool,
 }
 
@@ -92,6 +86,16 @@ struct Plan {
     ends: bool,
     /// One beyond the last PSN of its work request.
     wqe_end: Psn,
+}
+
+impl Plan {
+    /// Bytes that it puts on the wire, or asks for.
+    fn bytes(&self) -> u64 {
+        match &self.op {
+            RequestOp::Read(reth) => reth.length.into(),
+            _ => self.len as u64,
+        }
+    }
 }
 
 impl Requester {
@@ -122,13 +126,14 @@ impl Requester {
             waiting_since: Instant::ZERO,
             rnr_since: None,
             credits: Credits::default(),
+            window: Window::default(),
             draining: false,
         }
     }
 
     /// Begins with `psn`.
-    pub(crate) fn start(&mut self, psn: Psn, attr: SendAttr) {
-        self.attr = attr;
+    pub(crate) fn start(&mut self, psn: Psn, attr: SendAttr, window: Window) {
+        (self.attr, self.window) = (attr, window);
         (self.next_psn, self.una, self.cursor_psn, self.sent_end) = (psn, psn, psn, psn);
     }
 
@@ -139,7 +144,7 @@ impl Requester {
     }
 
     pub(crate) fn reset(&mut self) {
-        self.start(Psn::ZERO, self.attr);
+        self.start(Psn::ZERO, self.attr, self.window);
         self.cursor = 0;
         self.reads.clear();
         self.since_ack_req = 0;
@@ -189,9 +194,7 @@ impl Requester {
                 Some(if full && wqe.head.operation.awaits_response() { Behind::ReadDepth } else { Behind::Fence })
             }
             _ if all_begun && unsent && self.draining => Some(Behind::Drain),
-            _ if unsent && self.cursor_psn.distance_from(self.una).unsigned_abs() + 1 > MAX_UNACKED => {
-                Some(Behind::Window)
-            }
+            _ if unsent && self.is_window_full() => Some(Behind::Window),
             _ => None,
         };
         let reads = window.front().is_some_and(|w| w.head.operation.awaits_response());
@@ -282,12 +285,11 @@ impl Requester {
     /// The packet of a plan, and whether it asks for an answer.
     fn packet(&self, plan: &Plan, wqe: &Wqe, path: &Path) -> (Packet<'static>, bool) {
         let psn = self.cursor_psn;
-        let unacked_after = psn.plus(plan.psns).distance_from(self.una).unsigned_abs();
         let ack_req = self.service == Service::Rc
             && (plan.ends
                 || self.credits.is_limited(&wqe.head.operation)
-                || self.since_ack_req + 1 >= ACK_EVERY
-                || unacked_after >= MAX_UNACKED);
+                || self.since_ack_req + 1 >= self.window.ack_every
+                || !self.admits_after(plan));
         let body = Body::Request(Request { service: self.service, op: plan.op, payload: &[] });
         let packet = Packet {
             mig_req: path.mig_req,
@@ -327,11 +329,43 @@ impl Requester {
             self.pass_local(id, cx)?;
         };
         let plan = self.packet_of(wqe, path.mtu.bytes());
-        let unacked = self.cursor_psn.distance_from(self.una).unsigned_abs();
-        if self.service == Service::Rc && unacked > 0 && unacked + plan.psns > MAX_UNACKED {
+        if self.service == Service::Rc && !self.admits(&plan) {
             return Ok(None);
         }
         Ok(Some(plan))
+    }
+
+    /// PSNs sent and not acknowledged.
+    fn unacked(&self) -> u32 {
+        self.cursor_psn.distance_from(self.una).unsigned_abs()
+    }
+
+    /// Bytes sent, or asked for, and not acknowledged.
+    fn in_flight(&self) -> u64 {
+        let mtu = self.window.mtu;
+        let window = self.queue.window();
+        let sent = window.get(self.cursor).map_or(self.queue.pulled(), |wqe| wqe.position(self.cursor_psn, mtu));
+        sent - window.front().map_or(sent, |wqe| wqe.position(self.una, mtu)).min(sent)
+    }
+
+    /// Whether the window has room for what is planned. With nothing in flight there always is.
+    fn admits(&self, plan: &Plan) -> bool {
+        let unacked = self.unacked();
+        unacked == 0 || self.window.admits(unacked, (plan.psns, plan.bytes()), || self.in_flight())
+    }
+
+    /// Whether it has room for one more packet behind what is planned: else an answer must be asked for now.
+    fn admits_after(&self, plan: &Plan) -> bool {
+        let (after, next) = (self.unacked() + plan.psns, (1, self.window.mtu as u64));
+        self.window.admits(after, next, || self.in_flight() + plan.bytes())
+    }
+
+    fn is_window_full(&self) -> bool {
+        let mtu = self.window.mtu;
+        match self.queue.window().get(self.cursor) {
+            Some(wqe) => !self.admits(&self.packet_of(wqe, mtu)),
+            None => !self.window.admits(self.unacked(), (1, mtu as u64), || self.in_flight()),
+        }
     }
 
     /// Takes the next posted work request into flight; false when none may be.
@@ -409,7 +443,8 @@ impl Requester {
             }
             Operation::Read(remote) => {
                 // Its end is always on the same grid, so that a repeat asks for the rest of what was asked for.
-                let psns = (MAX_READ_PSNS - index % MAX_READ_PSNS).min(wqe.packets - index);
+                let most = self.window.read_psns;
+                let psns = (most - index % most).min(wqe.packets - index);
                 let length = u32::try_from(left.min(u64::from(psns) * mtu as u64)).unwrap_or(u32::MAX);
                 let reth = Reth { addr: remote.addr.wrapping_add(offset), rkey: remote.rkey, length };
                 plan(RequestOp::Read(reth), 0, psns, true)

@@ -384,6 +384,9 @@ impl Responder {
         room: &mut TxRoom<'_>,
     ) -> (Option<TxBurst>, bool) {
         let mut failed = false;
+        if let Some(psn) = self.ack_psn {
+            self.answers.extend_ack(psn, self.msn);
+        }
         let mut burst = BurstWriter::new(room, &path.flow);
         // Each failure drops the front, or puts a NAK in place of everything; where not even that has room, an end is made.
         let mut failures = 0;

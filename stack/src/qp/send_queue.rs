@@ -17,6 +17,8 @@ pub(crate) struct Wqe {
     slot: usize,
     /// Its first PSN.
     pub(crate) first: Psn,
+    /// Bytes of all work requests before it, since the QP was made.
+    begin: u64,
     /// The PSNs it takes; a local operation takes none.
     pub(crate) packets: u32,
     /// A local operation that was carried out: going back over it does not repeat it.
@@ -29,6 +31,13 @@ impl Wqe {
     /// One beyond its last PSN.
     pub(crate) fn end(&self) -> Psn {
         self.first.plus(self.packets)
+    }
+
+    /// Bytes before `psn`, one of its PSNs or the one beyond, since the QP was made.
+    #[inline]
+    pub(crate) fn position(&self, psn: Psn, mtu: usize) -> u64 {
+        let index = psn.distance_from(self.first).max(0).unsigned_abs();
+        self.begin + (u64::from(index) * mtu as u64).min(self.head.length.into())
     }
 
     pub(crate) fn opcode(&self) -> WcOpcode {
@@ -60,6 +69,8 @@ pub(crate) struct SendQueue {
     sges: Vec<Sge>,
     inline: Vec<u8>,
     next_slot: usize,
+    /// Bytes of all work requests that were pulled.
+    pulled: u64,
 }
 
 impl SendQueue {
@@ -70,6 +81,7 @@ impl SendQueue {
             sges: vec![Sge::default(); size.requests * size.sges],
             inline: vec![0; size.requests * size.inline],
             next_slot: 0,
+            pulled: 0,
             ring,
         }
     }
@@ -94,9 +106,16 @@ impl SendQueue {
             op if op.is_atomic() => 1,
             _ => mtu.packets_for(head.length),
         };
-        let wqe = Wqe { head, slot, first, packets, executed: false, poisoned: None };
+        let begin = self.pulled;
+        self.pulled += if packets > 0 { u64::from(head.length) } else { 0 };
+        let wqe = Wqe { head, slot, first, begin, packets, executed: false, poisoned: None };
         self.window.push_back(wqe);
         self.window.back()
+    }
+
+    /// Bytes of all work requests taken into flight, since the QP was made.
+    pub(crate) fn pulled(&self) -> u64 {
+        self.pulled
     }
 
     /// Work requests in flight, oldest first.

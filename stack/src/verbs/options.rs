@@ -68,6 +68,10 @@ pub struct QpOptions {
     /// time. 50 us is usual in papers, 4 us in hardware. Connected QPs only. `None`: never, as rxe, which does not know
     /// such packets.
     pub cnp_interval: Option<Duration>,
+    /// Bytes that an RC QP may have unacknowledged, those included that its READs asked for; at least one packet or READ
+    /// request goes. What a receiver's buffers hold is a good value: more is lost when the receiver looks away. Counts from
+    /// the next change to RTS on. `None`: only packets are counted ([`crate::qp::MAX_UNACKED`]).
+    pub max_in_flight: Option<u64>,
 }
 
 /// The default of [`QpOptions::max_read_bytes`]: two of the longest messages.
@@ -84,6 +88,7 @@ impl Default for QpOptions {
             rnr_timer_max: None,
             max_rnr_wait: None,
             cnp_interval: None,
+            max_in_flight: None,
         }
     }
 }
