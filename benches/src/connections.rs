@@ -25,6 +25,8 @@ use uroce_cm::{Cm, CmConfig, ConnParam, EventKind, IdEvent, IdHandle, RdmaCm as 
 pub const PORT: u16 = 7471;
 /// Bytes of the message that a connection may carry.
 pub const MESSAGE: u32 = 64;
+/// Connections that may be ending at any time.
+const ENDING_MAX: u64 = 4096;
 /// Messages of all connections together that may wait in a CQ.
 const CQ_DEPTH: u32 = 8192;
 /// Latencies up to this are told apart; longer ones count as this.
@@ -203,7 +205,8 @@ pub struct Plan {
     pub server: SocketAddr,
     /// Connections in all.
     pub count: u64,
-    /// Connections under way at any time.
+    /// Connections in the making at any time. Those that are ending come on top, as with TCP, where `close` waits for
+    /// nobody.
     pub at_once: u64,
     /// Each carries one SEND of [`MESSAGE`] bytes before it ends.
     pub message: bool,
@@ -214,6 +217,7 @@ pub struct Client {
     common: Common,
     plan: Plan,
     begun: u64,
+    established: u64,
     /// Connections that were established and have ended.
     pub ended: u64,
     /// Connections that did not come about.
@@ -236,6 +240,7 @@ impl Client {
             common: Common::new(verbs, config, plan.message, rng),
             plan,
             begun: 0,
+            established: 0,
             ended: 0,
             failed: 0,
             latency,
@@ -256,7 +261,7 @@ impl Client {
     /// When QP1 is gone.
     pub fn work(&mut self, now: Instant, verbs: &mut dyn Verbs) -> bool {
         let mut busy = false;
-        while self.begun < self.plan.count && self.begun - self.ended - self.failed < self.plan.at_once {
+        while self.begun < self.plan.count && self.may_begin() {
             self.begin(verbs);
             busy = true;
         }
@@ -275,6 +280,11 @@ impl Client {
         busy
     }
 
+    fn may_begin(&self) -> bool {
+        let (making, ending) = (self.begun - self.established - self.failed, self.established - self.ended);
+        making < self.plan.at_once && ending < ENDING_MAX
+    }
+
     fn begin(&mut self, verbs: &mut dyn Verbs) {
         self.begun += 1;
         let id = self.common.cm.create_id(PortSpace::Tcp).expect("room for an id");
@@ -288,6 +298,7 @@ impl Client {
             EventKind::RouteResolved => self.connect(now, verbs, id),
             EventKind::Established => {
                 let Some(slot) = self.common.slot(id) else { return };
+                self.established += 1;
                 self.latency.saturating_record(nanos(now.saturating_since(slot.begun)));
                 if self.plan.message {
                     self.send(verbs, slot.qp);

@@ -40,7 +40,8 @@ pub struct GsiConfig {
 
 impl Default for GsiConfig {
     fn default() -> Self {
-        Self { receives: 256, sends: 64, peers: 256 }
+        // What a device may hand over in one round: a MAD that finds no receive comes again after 250 ms at the soonest.
+        Self { receives: 1024, sends: 256, peers: 256 }
     }
 }
 
@@ -443,13 +444,13 @@ mod tests {
         engine.endpoint_mut().destroy_ah(peer.ah).unwrap();
         engine.poll().unwrap();
         gsi.poll(now, engine.endpoint_mut(), &mut agent).unwrap();
-        assert_eq!((gsi.counters.failed, gsi.free.len()), (1, 64));
+        assert_eq!((gsi.counters.failed, gsi.free.len()), (1, 256));
         // The next goes out.
         agent.connect(now, &ConnectParams { local_qpn: Qpn::from_wire(0x21), ..params }).unwrap();
         gsi.send_all(engine.endpoint_mut(), &mut agent);
         engine.poll().unwrap();
         gsi.poll(now, engine.endpoint_mut(), &mut agent).unwrap();
-        assert_eq!((gsi.counters.failed, gsi.free.len()), (1, 64));
+        assert_eq!((gsi.counters.failed, gsi.free.len()), (1, 256));
     }
 
     #[test]

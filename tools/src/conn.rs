@@ -139,6 +139,11 @@ impl Connections {
         Ok(Self { cm: Front::of(v, retry)?, waiting: VecDeque::new(), board: CmBoard::new(v) })
     }
 
+    /// Tells others of the ids only now and then: for commands that make and end thousands a second.
+    pub(crate) const fn list_rarely(&mut self) {
+        self.board.list_rarely();
+    }
+
     /// The connection manager itself, for commands with sequences of their own.
     pub(crate) fn front(&mut self) -> &mut dyn RdmaCm {
         &mut *self.cm

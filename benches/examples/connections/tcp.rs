@@ -15,6 +15,7 @@ use super::report;
 /// Accepts for ever, and closes what its peer has closed.
 pub(super) fn serve(address: SocketAddr, spin: bool) {
     let listener = TcpListener::bind(address).expect("a free port");
+    println!("ready");
     if !spin {
         for stream in listener.incoming() {
             let mut stream = stream.expect("a connection");

@@ -2,9 +2,8 @@
 //!
 //! Needs the right to make namespaces. Client and server are processes of this program, each pinned to a processor.
 
+use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 const SIDES: [&str; 2] = ["cmperf-a", "cmperf-b"];
 const SERVER: &str = "10.99.7.2";
@@ -87,7 +86,8 @@ fn spawn(side: &str, processor: &str, arguments: &[&str]) -> Child {
 /// Connections a second, and the median latency in microseconds.
 fn run(way: &Way, count: &str) -> Option<(f64, f64)> {
     let mut server = spawn(SIDES[1], "1", &[way.server, &[way.mode]].concat());
-    sleep(Duration::from_millis(200));
+    // It says when it listens.
+    BufReader::new(server.stdout.take()?).read_line(&mut String::new()).ok()?;
     let client = spawn(SIDES[0], "0", &[way.client, &[count, way.at_once, way.mode]].concat());
     let output = client.wait_with_output().ok()?;
     // It serves for ever.

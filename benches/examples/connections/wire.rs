@@ -55,6 +55,7 @@ pub(super) fn serve(device: &str, spin: bool) {
     let mut engine = open(device);
     let address = SocketAddr::new(engine.endpoint().config().addresses[0], PORT);
     let mut server = Server::new(engine.endpoint_mut(), CmConfig::default(), address, false, rng());
+    println!("ready");
     loop {
         let due = server.poll_timeout();
         turn(&mut engine, spin, due, |now, endpoint| server.work(now, endpoint));

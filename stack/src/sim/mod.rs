@@ -493,7 +493,9 @@ impl World {
             let node = &mut self.nodes[from.0];
             node.next_id = IdRule::From(first).id(segments);
             if let Some(rate) = node.bits_per_second {
-                node.free_at = self.now + time_on_wire(len, rate);
+                // Each segment leaves with headers of its own.
+                let sent = len + (segments - 1) * flow.header_len();
+                node.free_at = self.now + time_on_wire(sent, rate);
                 node.touched = true;
                 return;
             }

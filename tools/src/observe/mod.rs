@@ -94,18 +94,25 @@ pub(crate) struct CmList {
 pub(crate) struct CmBoard {
     guid: u64,
     listed: Option<Instant>,
+    /// Even a short list is made anew only now and then.
+    rarely: bool,
 }
 
 impl CmBoard {
     /// A place for the connection manager of the endpoint.
     pub(crate) fn new(v: &Handle) -> Self {
-        Self { guid: v.query_device().node_guid, listed: None }
+        Self { guid: v.query_device().node_guid, listed: None, rarely: false }
+    }
+
+    /// From now on lists the ids no more often than for people.
+    pub(crate) const fn list_rarely(&mut self) {
+        self.rarely = true;
     }
 
     /// Lists the ids as they are now; a long list no more often than it changes anything for people.
     pub(crate) fn publish(&mut self, cm: &Cm, v: &Handle) {
         let due = self.listed.is_none_or(|at| at.elapsed() >= REFRESH);
-        if HIDDEN.get().copied().unwrap_or(false) || cm.id_count() > IDS_FEW && !due {
+        if HIDDEN.get().copied().unwrap_or(false) || (self.rarely || cm.id_count() > IDS_FEW) && !due {
             return;
         }
         self.listed = Some(Instant::now());

@@ -234,7 +234,8 @@ pub(crate) struct PerfArgs {
     pub(super) out_json_file: PathBuf,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Seconds of a test.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|s| (0.01..=86_400.0).contains(s));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "write a number of seconds, from 0.01 to 86400".into())
 }

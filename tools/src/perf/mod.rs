@@ -4,6 +4,7 @@
 //! Owns the order of a test. The other side is `uroce perf`, too: perftest's own exchange is not spoken.
 
 mod args;
+mod cm;
 mod content;
 mod layout;
 mod run;
@@ -14,6 +15,7 @@ use core::net::{IpAddr, SocketAddr};
 use std::fs::File;
 use std::time::Instant;
 
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use uroce::types::{AckTimeout, Gid, PathMtu, Qpn};
 use uroce::verbs::Remote;
@@ -38,8 +40,32 @@ const CHECKED_CONTENTS: u64 = 4;
 /// QPs of one test at most.
 const QPS_MAX: u8 = 64;
 
+/// What `uroce perf` measures: messages, or connections.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct PerfCommand {
+    #[command(subcommand)]
+    connections: Option<ConnectionCommand>,
+    #[command(flatten)]
+    messages: Option<PerfArgs>,
+}
+
+#[derive(Subcommand, Debug)]
+enum ConnectionCommand {
+    /// Measure connections a second, and how long one takes
+    Cm(cm::ConnectionArgs),
+}
+
 /// Runs the command.
-pub(crate) fn run(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
+pub(crate) fn run(command: &PerfCommand, out: &mut Output) -> Result<(), Failure> {
+    match (&command.connections, &command.messages) {
+        (Some(ConnectionCommand::Cm(args)), _) => cm::run(args, out),
+        (None, Some(args)) => run_messages(args, out),
+        (None, None) => Err(Failure::Usage("say what to measure: send, write, read or atomic, or cm".into())),
+    }
+}
+
+fn run_messages(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     args.check()?;
     let device = match (&args.device, &args.host) {
         (Some(device), _) => device.clone(),

@@ -147,6 +147,22 @@ fn wrong_usage() {
 }
 
 #[test]
+fn connections_come_and_go() {
+    let server = Server::bound_to_roce(&["perf", "cm", "-d", "udp:127.77.66.1"], "127.77.66.1");
+    let client = ["perf", "cm", "127.77.66.1", "-d", "udp:127.77.66.2", "-n", "300", "-q", "8", "--message", "--json"];
+    let ran = run(&client);
+    let found = ran.json();
+    assert_eq!((&found["connections"], &found["failed"]), (&300.into(), &0.into()), "{ran:?}");
+    assert!(found["latency_us"]["p50"].as_f64() <= found["latency_us"]["max"].as_f64(), "{ran:?}");
+    let served = server.end();
+    assert!(served.stdout.contains("301 connections came and went"), "the last one says that it is: {served:?}");
+    // In this process, some of the messages lost.
+    let ran = run(&["perf", "cm", "-d", "loop", "-n", "200", "-q", "16", "--json", "--fault", "drop:any:every=50"]);
+    assert_eq!((&ran.json()["connections"], ran.code), (&200.into(), 0), "{ran:?}");
+    run(&["perf", "cm", "-d", "loop", "127.0.0.2"]).fails(2, "leave HOST out");
+}
+
+#[test]
 fn both_ends_in_this_process() {
     for operation in ["send", "write", "read", "atomic"] {
         for direction in ["bw", "lat"] {
