@@ -8,7 +8,7 @@
 //! Theory. A packet takes t on the wire. With probability p it is lost, and is then sent again together with the W packets
 //! that went out before the sender knew: those of a round trip, and one that shows the gap. When the NAK is lost, or the
 //! lost packet is lost again, nothing is heard before the ACK timer T runs out, for a responder sends one NAK for a gap
-//! (IBTA Vol 1 9.7.5.2.8). So a packet that arrives costs, in units of t,
+//! (IBTA Vol 1 9.7.5). So a packet that arrives costs, in units of t,
 //!
 //! `1 + p/(1-p) * (W + q * T/t)`, with `q = 1 - (1-p)^2`,
 //!

@@ -144,11 +144,20 @@ impl Server {
         Self { common, ended: 0, any_qp: None }
     }
 
-    /// Does what there is to do. Returns whether there was anything.
+    /// Does what there is to do, and all that follows from it: so the MADs of one turn leave together. Returns whether
+    /// there was anything.
     ///
     /// # Panics
     /// When QP1 is gone.
     pub fn work(&mut self, now: Instant, verbs: &mut dyn Verbs) -> bool {
+        let mut busy = false;
+        while self.pass(now, verbs) {
+            busy = true;
+        }
+        busy
+    }
+
+    fn pass(&mut self, now: Instant, verbs: &mut dyn Verbs) -> bool {
         let mut busy = self.common.cm.poll(now, verbs).expect("QP1 lives");
         while let Some(event) = self.common.cm.poll_event() {
             self.on_event(now, verbs, &event);
@@ -255,11 +264,20 @@ impl Client {
         self.ended + self.failed >= self.plan.count
     }
 
-    /// Does what there is to do, and begins connections. Returns whether there was anything.
+    /// Does what there is to do, begins connections, and does all that follows from it: so the MADs of one turn leave
+    /// together. Returns whether there was anything.
     ///
     /// # Panics
     /// When QP1 is gone.
     pub fn work(&mut self, now: Instant, verbs: &mut dyn Verbs) -> bool {
+        let mut busy = false;
+        while self.pass(now, verbs) {
+            busy = true;
+        }
+        busy
+    }
+
+    fn pass(&mut self, now: Instant, verbs: &mut dyn Verbs) -> bool {
         let mut busy = false;
         while self.begun < self.plan.count && self.may_begin() {
             self.begin(verbs);

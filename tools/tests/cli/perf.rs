@@ -155,7 +155,7 @@ fn connections_come_and_go() {
     assert_eq!((&found["connections"], &found["failed"]), (&300.into(), &0.into()), "{ran:?}");
     assert!(found["latency_us"]["p50"].as_f64() <= found["latency_us"]["max"].as_f64(), "{ran:?}");
     let served = server.end();
-    assert!(served.stdout.contains("301 connections came and went"), "the last one says that it is: {served:?}");
+    assert!(served.out.contains("301 connections came and went"), "the last one says that it is: {served:?}");
     // In this process, some of the messages lost.
     let ran = run(&["perf", "cm", "-d", "loop", "-n", "200", "-q", "16", "--json", "--fault", "drop:any:every=50"]);
     assert_eq!((&ran.json()["connections"], ran.code), (&200.into(), 0), "{ran:?}");
