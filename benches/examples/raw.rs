@@ -6,7 +6,8 @@
 //! peer; `recv` and `echo` take whoever speaks, and end with him. Each prints one line of JSON. Neither makes nor checks
 //! ICRCs, and the receiver touches headers alone.
 //!
-//! DEVICE: `udp:ADDRESS`, `packet:IFNAME` or `packet:IFNAME,mac=MAC,ip=ADDRESS`.
+//! DEVICE: `udp:ADDRESS`, `packet:IFNAME` or `xdp:IFNAME`, the last two with `,mac=MAC,ip=ADDRESS` or without, `xdp:` with
+//! `,mode=native`, `,mode=generic` and `,busy=MICROSECONDS`, too.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::cast_sign_loss)] // A program; its floats are not negative.
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use uroce::burst::{Medium, RxBurst, TxBurst, choose_source_port};
 use uroce::device::af_packet::{AfPacket, AfPacketConfig};
+use uroce::device::af_xdp::{AfXdp, AfXdpConfig, XdpMode};
 use uroce::device::udp::{UdpDevice, UdpOptions};
 use uroce::device::{Device, enter_netns};
 use uroce::time::Instant;
@@ -85,13 +87,17 @@ fn mac(text: &str) -> Result<MacAddr, Error> {
 }
 
 fn open(text: &str) -> Result<Box<dyn Device>, Error> {
-    let (kind, rest) = text.split_once(':').ok_or("--device udp:ADDRESS or packet:IFNAME")?;
+    let (kind, rest) = text.split_once(':').ok_or("--device udp:ADDRESS, packet:IFNAME or xdp:IFNAME")?;
     let mut parts = rest.split(',');
     let first = parts.next().unwrap_or_default();
     let (mut own, mut addresses) = (None, Vec::new());
+    let (mut mode, mut busy_poll) = (XdpMode::Auto, None);
     for part in parts {
         match part.split_once('=') {
             Some(("mac", v)) => own = Some(mac(v)?),
+            Some(("mode", "native")) => mode = XdpMode::Native,
+            Some(("mode", "generic")) => mode = XdpMode::Generic,
+            Some(("busy", v)) => busy_poll = Some(parse(v, "busy")?),
             Some(("ip", v)) => addresses.push(parse(v, "ip")?),
             _ => return Err(format!("no such option of a device: {part}").into()),
         }
@@ -102,6 +108,13 @@ fn open(text: &str) -> Result<Box<dyn Device>, Error> {
             Some(mac) => AfPacketConfig::own(first, mac, addresses),
             None => AfPacketConfig::shared(first),
         })?),
+        "xdp" => {
+            let config = match own {
+                Some(mac) => AfXdpConfig::own(first, mac, addresses),
+                None => AfXdpConfig::shared(first),
+            };
+            Box::new(AfXdp::open(&AfXdpConfig { mode, busy_poll, ..config })?)
+        }
         _ => return Err(format!("no such device: {kind}").into()),
     })
 }
