@@ -257,6 +257,12 @@ pub enum DeviceError {
     /// The system has no TUN/TAP driver.
     #[error("there is no usable /dev/net/tun; `modprobe tun`, or give the container that device")]
     NoTun,
+    /// Only root may open the TUN/TAP driver.
+    #[error(
+        "/dev/net/tun may not be opened; `chmod 666 /dev/net/tun`, as most systems have it (each interface says who may \
+         attach), or run as root"
+    )]
+    TunNotPermitted,
     /// The user may not make this TAP, or not attach to it.
     #[error(
         "TAP {name} needs cap_net_admin; run as root, or `setcap cap_net_admin+ep` the program, or let root make it for \

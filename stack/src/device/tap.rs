@@ -82,10 +82,10 @@ impl TapDevice {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`DeviceError::NoTun`], [`DeviceError::TapNotPermitted`], [`DeviceError::TapInUse`], [`DeviceError::NotTap`],
-    /// [`DeviceError::InterfaceDown`] (one that was there before), [`DeviceError::NotOurMac`],
-    /// [`DeviceError::MacTaken`], [`DeviceError::AddressTaken`], [`DeviceError::NoAddress`],
-    /// [`DeviceError::MtuTooSmall`], [`DeviceError::Io`].
+    /// [`DeviceError::NoTun`], [`DeviceError::TunNotPermitted`], [`DeviceError::TapNotPermitted`],
+    /// [`DeviceError::TapInUse`], [`DeviceError::NotTap`], [`DeviceError::InterfaceDown`] (one that was there before),
+    /// [`DeviceError::NotOurMac`], [`DeviceError::MacTaken`], [`DeviceError::AddressTaken`],
+    /// [`DeviceError::NoAddress`], [`DeviceError::MtuTooSmall`], [`DeviceError::Io`].
     pub fn open(config: TapConfig) -> Result<Self, DeviceError> {
         let TapConfig { name, mac, addresses, vlan, mtu, persistent, segments_max, icrc } = config;
         let existed = InterfaceFacts::all()?.into_iter().any(|i| i.name == name);
@@ -245,7 +245,7 @@ impl Device for TapDevice {
 fn open_error(name: &str, error: TapError) -> DeviceError {
     let name = name.to_owned();
     match error {
-        TapError::Open(e) if e.kind() == io::ErrorKind::PermissionDenied => DeviceError::TapNotPermitted { name },
+        TapError::Open(e) if e.kind() == io::ErrorKind::PermissionDenied => DeviceError::TunNotPermitted,
         TapError::Open(_) => DeviceError::NoTun,
         TapError::Attach(e) => match (e.kind(), e.raw_os_error()) {
             (io::ErrorKind::PermissionDenied, _) => DeviceError::TapNotPermitted { name },
@@ -271,9 +271,8 @@ mod tests {
         let say = |e| open_error("tap7", e).to_string();
         let os = io::Error::from_raw_os_error;
         assert!(say(TapError::Open(os(libc::ENOENT))).contains("modprobe tun"));
-        for e in [TapError::Open(os(libc::EACCES)), TapError::Attach(os(libc::EPERM))] {
-            assert!(say(e).contains("ip tuntap add dev tap7 mode tap"));
-        }
+        assert!(say(TapError::Open(os(libc::EACCES))).contains("chmod 666 /dev/net/tun"));
+        assert!(say(TapError::Attach(os(libc::EPERM))).contains("ip tuntap add dev tap7 mode tap"));
         assert!(say(TapError::Attach(os(libc::EBUSY))).contains("in use"));
         assert!(say(TapError::Attach(os(libc::EINVAL))).contains("packet:tap7"));
     }
