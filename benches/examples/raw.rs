@@ -33,8 +33,8 @@ const OVERHEAD: usize = 16;
 const DATA: u8 = 0xC0;
 const CREDIT: u8 = 0xC1;
 const END: u8 = 0xC2;
-/// Segments under way, beside the window in bytes.
-const WINDOW_SEGMENTS: u64 = 1024;
+/// Bursts under way, beside the window in bytes.
+const WINDOW_BURSTS: u64 = 1024;
 /// Without a credit for so long, what is under way is lost.
 const PATIENCE: Duration = Duration::from_millis(20);
 /// A receiver that has heard something ends when it hears no more.
@@ -222,7 +222,7 @@ fn report(side: &Side, args: &Args, packets: u64, lost: u64, elapsed: f64, cpu: 
 fn send(side: &mut Side, args: &Args) -> Result<(), Error> {
     let flow = side.flow(args.peer.ok_or("--peer")?)?;
     let per_burst = side.segments as u64;
-    let window = (args.window / side.template.len() as u64).clamp(per_burst, WINDOW_SEGMENTS.max(per_burst));
+    let window = (args.window / side.template.len() as u64).clamp(per_burst, WINDOW_BURSTS * per_burst);
     let (mut sent, mut credited, mut lost) = (0u64, 0u64, 0u64);
     // Resolution and both caches.
     side.offer(&flow, DATA, 0, side.segments, 1)?;
@@ -272,7 +272,7 @@ fn recv(side: &mut Side, args: &Args) -> Result<(), Error> {
     let (mut got, mut bursts, mut told, mut from, mut ended) = (0u64, 0u64, 0u64, None, false);
     let (mut first, mut last, mut cpu) = (None, side.now(), 0.0);
     // Soon enough that the sender never waits for it.
-    let step = (args.window / 8 / side.template.len() as u64).clamp(1, WINDOW_SEGMENTS / 8);
+    let step = (args.window / 8 / side.template.len() as u64).clamp(1, WINDOW_BURSTS / 8 * side.segments as u64);
     while !ended {
         side.take(|kind, _, segments, burst| match kind {
             DATA => {

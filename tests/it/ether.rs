@@ -3,6 +3,7 @@
 //! Needs root (`cap_net_admin`, `cap_net_raw`, `cap_sys_admin`), `ip` and `ping`; without them the tests fail and say so.
 
 mod groups;
+mod large;
 mod marks;
 mod rc;
 mod superframes;
@@ -249,13 +250,13 @@ fn a_whole_batch_of_full_packets_arrives_in_order() {
     until(&mut a, &mut b, 1);
     let count = 500;
     let mut next = 0u16;
+    let len = a.capabilities().mtu - 28;
     while next < count {
         let left = usize::from(count - next);
         a.transmit(now(), left, &mut |room| {
             let out = &mut room.buf[room.headroom..];
-            let len = out.len() - 28;
             let header = write_outer(&f, room.ids.id(0), len, out).unwrap();
-            out[header..].fill(next as u8);
+            out[header..header + len].fill(next as u8);
             next += 1;
             Some(TxBurst { flow: f, len: header + len, segment: len, segments: 1 })
         })

@@ -98,6 +98,15 @@ pub enum XdpAttachment {
     Other,
 }
 
+/// What an interface takes as one frame to segment. More is segmented in software before the driver sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentationLimits {
+    /// The frame, Ethernet header included, must be shorter than this.
+    pub bytes: usize,
+    /// Segments of one frame.
+    pub segments: usize,
+}
+
 /// How a destination is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -129,6 +138,11 @@ const HEADER: usize = 16;
 const ROUTE_BODY: usize = 12;
 const NEIGHBOR_BODY: usize = 12;
 const LINK_BODY: usize = 16;
+const IFLA_GSO_MAX_SEGS: u16 = 40;
+const IFLA_GSO_MAX_SIZE: u16 = 41;
+const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
+/// Both limits where a kernel does not tell.
+const SIZE_USUAL: u32 = 65_536;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
 const NLMSG_ERROR: u16 = 2;
@@ -210,6 +224,22 @@ impl Netlink {
             Some(2) => XdpAttachment::Generic,
             Some(_) => XdpAttachment::Other,
         })
+    }
+
+    /// What interface `index` takes as one frame to segment: bytes, of which it wants to have fewer, and segments.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn segmentation(&mut self, index: u32) -> io::Result<SegmentationLimits> {
+        let mut body = [0; LINK_BODY];
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        let reply = self.ask(libc::RTM_GETLINK, &body, &[])?;
+        let number =
+            |kind| find(reply, LINK_BODY, kind).and_then(|b| b.first_chunk::<4>()).map(|b| u32::from_ne_bytes(*b));
+        let [both, v4] = [IFLA_GSO_MAX_SIZE, IFLA_GSO_IPV4_MAX_SIZE].map(|kind| number(kind).unwrap_or(SIZE_USUAL));
+        let [bytes, segments] = [both.min(v4), number(IFLA_GSO_MAX_SEGS).unwrap_or(SIZE_USUAL)]
+            .map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        Ok(SegmentationLimits { bytes, segments })
     }
 
     /// Sends a request and returns the body of its answer.
@@ -311,6 +341,7 @@ mod tests {
         let route = netlink.route("127.0.0.1".parse().unwrap(), 0).unwrap();
         assert_eq!((route.interface, route.local, route.gateway), (lo.index, true, None));
         assert_eq!(route.source, Some("127.0.0.1".parse().unwrap()));
+        assert_eq!(netlink.segmentation(lo.index).unwrap(), SegmentationLimits { bytes: 65_536, segments: 65_535 });
         assert_eq!(netlink.neighbor("192.0.2.1".parse().unwrap(), lo.index).unwrap(), None);
         assert_eq!(netlink.neighbor("2001:db8::1".parse().unwrap(), lo.index).unwrap(), None);
     }

@@ -2,8 +2,8 @@
 //!
 //! Owns a pnet channel. It shares the interface's addresses with the kernel, as
 //! [`af_packet`](super::af_packet) does, and is slower: it is there for where pnet is what works, and to compare with.
-//! A superframe arrives without the size of its segments and is lost: turn off segmentation offloads at the sender
-//! (`ethtool -K IFNAME tx-udp-segmentation off`). Never used on the fast path; never knows a QP.
+//! The socket has virtio headers, so a superframe that arrives is a burst; single packets are all that is sent. Never used
+//! on the fast path; never knows a QP.
 
 use core::net::IpAddr;
 use core::ops::Range;
@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use pnet::datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender};
 use socket2::Socket;
 
+use super::ethernet::vnet::{VNET_HEADER, segment_of};
 use super::ethernet::{AddressMode, EthernetPort, Framing, GroupSockets, Placed, Setup};
 use super::netlink::InterfaceFacts;
 use super::sys::packet::{FRAME_MAX, PacketSocket};
@@ -68,10 +69,11 @@ impl PnetDevice {
         let open_error = |source| setup.open_error(source);
         // pnet binds the socket, which has our filter by then.
         let socket = PacketSocket::filtered(&setup.filter()).map_err(open_error)?;
+        socket.frame_headers().map_err(open_error)?;
         raise_buffers(socket.as_fd(), SOCKET_BUFFER);
         let descriptor = socket.as_raw_fd();
         let config = Config {
-            read_buffer_size: FRAME_MAX,
+            read_buffer_size: VNET_HEADER + FRAME_MAX,
             // Both ask once and never sleep.
             read_timeout: Some(Duration::ZERO),
             write_timeout: Some(Duration::ZERO),
@@ -85,7 +87,7 @@ impl PnetDevice {
         };
         let groups = GroupSockets::new(setup.facts.index);
         let guards = setup.guards()?;
-        let port = setup.port("pnet", IcrcMode::Check, Framing::Plain)?;
+        let port = setup.port("pnet", IcrcMode::Check, Framing::Vnet { segments_max: 1 })?;
         let slot = vec![0; port.slot_len()].into_boxed_slice();
         Ok(Self { port, rx, tx, descriptor, slot, waiting: None, groups, _guards: guards })
     }
@@ -131,8 +133,12 @@ impl Device for PnetDevice {
         let (mut passed, mut foreign) = (0, 0);
         while handed < budget && foreign < FRAMES_A_CALL {
             match self.rx.next() {
-                Ok(frame) if self.port.accept(now, frame, None, None, sink) => handed += 1,
-                Ok(_) => foreign += 1,
+                Ok(framed) => {
+                    let taken = framed
+                        .split_first_chunk()
+                        .is_some_and(|(header, frame)| self.port.accept(now, frame, None, segment_of(header), sink));
+                    if taken { handed += 1 } else { foreign += 1 }
+                }
                 Err(e) if is_empty(&e) => break,
                 Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
                 Err(_) if passed < ERRORS_PASSED => passed += 1,

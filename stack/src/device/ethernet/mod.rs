@@ -40,7 +40,7 @@ pub(super) const WAITING_BYTES_MAX: usize = 8 << 20;
 /// Bytes of memory that is kept for the next burst that has to wait.
 const SPARE_BYTES_MAX: usize = 4 << 20;
 /// Bytes of the longest IP packet, and so of a superframe.
-const IP_MAX: usize = 65_535;
+pub(super) const IP_MAX: usize = 65_535;
 const MTU_MIN: usize = 256 + PathMtu::HEADER_ALLOWANCE;
 const VLAN_TPID: [u8; 2] = [0x81, 0x00];
 
@@ -127,6 +127,8 @@ pub(super) struct EthernetPort {
     losses: DeviceLosses,
     next_id: u16,
     vnet: bool,
+    /// Segments that a burst may have now; what the capabilities say is what it began with.
+    segments_max: usize,
     /// Multicast groups that our own packets shall reach too.
     groups: Vec<IpAddr>,
 }
@@ -154,6 +156,7 @@ impl EthernetPort {
             name,
         };
         Ok(Self {
+            segments_max: capabilities.segments_max,
             capabilities,
             mac,
             vlan,
@@ -212,12 +215,17 @@ impl EthernetPort {
         HEADROOM + if self.capabilities.segments_max > 1 { IP_MAX } else { self.capabilities.mtu }
     }
 
-    /// A slot as the endpoint shall fill it.
+    /// The system takes no superframes: from now on no burst has more than one segment.
+    pub(super) const fn refuse_superframes(&mut self) {
+        self.segments_max = 1;
+    }
+
+    /// A slot, of [`Self::slot_len`] or less, as the endpoint shall fill it.
     pub(super) const fn room<'a>(&self, slot: &'a mut [u8]) -> TxRoom<'a> {
         TxRoom {
             buf: slot,
             headroom: HEADROOM,
-            segments_max: self.capabilities.segments_max,
+            segments_max: self.segments_max,
             ids: IdRule::From(self.next_id),
             medium: Medium::Ip,
         }
@@ -367,6 +375,16 @@ impl EthernetPort {
             frame.splice(0..0, PLAIN);
         }
         Some((frame, false))
+    }
+
+    /// Takes back what [`Self::next_frame`] gave and the system had no room for: a burst is the next again, while a question
+    /// is asked again and an answer is asked for again.
+    pub(super) fn put_back(&mut self, frame: Vec<u8>, burst: bool) {
+        if burst {
+            self.ready.push_front(frame);
+        } else {
+            self.recycle(frame);
+        }
     }
 
     /// Packets to `group` reach us, or do no more, when we send them.

@@ -2,6 +2,7 @@
 
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::io;
+use std::os::fd::AsFd as _;
 
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
@@ -9,6 +10,7 @@ use super::{AddressMode, EthernetPort, Framing, PortConfig, Routes};
 use crate::device::filter::{self, Wanted};
 use crate::device::netlink::{InterfaceFacts, Netlink};
 use crate::device::sys::packet::PacketSocket;
+use crate::device::sys::set_int;
 use crate::device::{DeviceError, IcrcMode};
 use crate::neighbor::solicited_node;
 use crate::types::MacAddr;
@@ -153,6 +155,9 @@ fn guard(address: IpAddr, interface: u32) -> io::Result<Socket> {
     let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
     socket.attach_filter(&filter::nothing())?;
     socket.set_recv_buffer_size(1)?;
+    // Else the kernel segments each superframe, at several times the cost of all the rest, to drop every segment. It lets
+    // interfaces that can join what arrives, too: the packet socket then hears superframes. Linux 5.0.
+    let _ = set_int(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
     if v6 {
         socket.set_only_v6(true)?;
         // An address whose uniqueness the kernel is still checking cannot be bound otherwise.

@@ -1,12 +1,19 @@
 //! The virtio network header, which stands before a frame where the system takes or gives superframes.
 //!
-//! Owns its layout and what a superframe's own headers must say. Makes no system call.
+//! Owns its layout, what a superframe's own headers must say, and how one is taken apart where the system does not do it.
+//! Makes no system call.
+
+use crate::burst::IdRule;
+use crate::wire::{parse_ethernet, write_outer};
 
 /// Bytes of the header (linux/virtio_net.h): flags, type of segmentation, length of the frame's headers, bytes of a segment,
 /// where a checksum begins and where it goes. The fields are in the byte order of the machine.
 pub(in crate::device) const VNET_HEADER: usize = 10;
 /// The header of a frame that is one packet.
 pub(in crate::device) const PLAIN: [u8; VNET_HEADER] = [0; VNET_HEADER];
+
+/// Segments that the system makes of one superframe at most: 64 until Linux 6.9, then 128.
+pub const SEGMENTS_LIMIT: usize = 128;
 
 const NEEDS_CHECKSUM: u8 = 1;
 const UDP_SEGMENTS: u8 = 5;
@@ -47,11 +54,34 @@ pub(in crate::device) fn superframe(frame: &mut [u8], ip: usize, segment: usize)
     Some(header)
 }
 
+/// Writes segment `index` of the superframe behind `header` to `out`, as a frame of its own behind a header of its own:
+/// with its own lengths and, over IPv4, identification id + `index`. `None`: there is no such segment.
+pub(in crate::device) fn write_segment(
+    header: &[u8; VNET_HEADER],
+    frame: &[u8],
+    index: usize,
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    let parsed = parse_ethernet(frame).ok()?;
+    let payload = parsed.payload.chunks(usize::from(segment_of(header)?)).nth(index)?;
+    let udp = usize::from(u16::from_ne_bytes([header[6], header[7]]));
+    let ip = VNET_HEADER + (udp + UDP).checked_sub(parsed.flow.header_len())?;
+    out.clear();
+    out.extend_from_slice(&PLAIN);
+    out.extend_from_slice(frame.get(..ip - VNET_HEADER)?);
+    out.resize(ip + parsed.flow.header_len(), 0);
+    let id = IdRule::From(parsed.ip.id).id(index);
+    write_outer(&parsed.flow, id, payload.len(), out.get_mut(ip..)?)?;
+    out.extend_from_slice(payload);
+    Some(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::device::testing::flow;
-    use crate::wire::write_outer;
+    use crate::types::MacAddr;
+    use crate::wire::{Flow, VlanTag, write_ethernet};
 
     #[test]
     fn a_superframe_says_what_its_segments_are() {
@@ -68,6 +98,39 @@ mod tests {
             assert_eq!((header[0], header[1]), (1, 5));
             assert_eq!(fields, [udp as u16 + 8, 128, udp as u16, 6]);
             assert_eq!(segment_of(&header), Some(128));
+        }
+    }
+
+    #[test]
+    fn a_superframe_that_is_taken_apart_gives_the_frames_that_it_stands_for() {
+        let tag = VlanTag { id: 7, priority: 3 };
+        for (vlan, src, dst) in [
+            (None, "10.0.0.1", "10.0.0.2"),
+            (None, "fd00::1", "fd00::2"),
+            (Some(tag), "10.0.0.1", "10.0.0.2"),
+            (Some(tag), "fd00::1", "fd00::2"),
+        ] {
+            let payload: Vec<u8> = (0..1000u32).map(|i| (i / 300) as u8).collect();
+            let f = Flow { vlan, ..flow(src, dst) };
+            let mut frame = vec![0; 18 + 48];
+            let (to, from) = (MacAddr([2; 6]), MacAddr([4; 6]));
+            let ethernet = write_ethernet(to, from, vlan, f.dst.is_ipv4(), &mut frame).unwrap();
+            let outer = write_outer(&f, 0xFFFE, payload.len(), &mut frame[ethernet..]).unwrap();
+            frame.truncate(ethernet + outer);
+            frame.extend(&payload);
+            let header = superframe(&mut frame, ethernet, 300).unwrap();
+            let mut out = Vec::new();
+            for (index, bytes) in payload.chunks(300).enumerate() {
+                write_segment(&header, &frame, index, &mut out).unwrap();
+                assert_eq!(out[..VNET_HEADER], PLAIN);
+                let parsed = parse_ethernet(&out[VNET_HEADER..]).unwrap();
+                assert_eq!((parsed.dst_mac, parsed.src_mac, parsed.payload), (to, from, bytes));
+                assert_eq!(parsed.flow, f);
+                let id = [0xFFFE, 0xFFFF, 0, 1][index];
+                assert_eq!(parsed.ip.id, if f.dst.is_ipv4() { id } else { 0 });
+            }
+            assert_eq!(write_segment(&header, &frame, 4, &mut out), None);
+            assert_eq!(write_segment(&PLAIN, &frame, 0, &mut out), None);
         }
     }
 

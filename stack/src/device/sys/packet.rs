@@ -27,35 +27,32 @@ const PROMISCUOUS: u16 = libc::PACKET_MR_PROMISC as u16;
 const GROUP: u16 = libc::PACKET_MR_MULTICAST as u16;
 const CONTROL_MAX: usize = 64;
 
-#[derive(Clone)]
-#[repr(C, align(4096))]
-struct Page([u8; PAGE]);
-
-/// Equal pieces of page-aligned memory.
+/// Equal pieces of memory, each from the same place of a page on. The system gives a page when it is first written to,
+/// so slots that nothing has reached cost nothing.
 struct Slots {
-    pages: Box<[Page]>,
-    each: usize,
+    bytes: Box<[u8]>,
+    /// Where the first slot starts.
+    start: usize,
+    stride: usize,
     len: usize,
 }
 
 impl Slots {
     fn new(count: usize, len: usize) -> Self {
-        let each = (PAGE_OFFSET + len).div_ceil(PAGE);
-        Self { pages: vec![Page([0; PAGE]); each * count].into_boxed_slice(), each, len }
+        let stride = (PAGE_OFFSET + len).next_multiple_of(PAGE);
+        let bytes = vec![0; stride * count + PAGE].into_boxed_slice();
+        let start = bytes.as_ptr().addr().next_multiple_of(PAGE) - bytes.as_ptr().addr() + PAGE_OFFSET;
+        Self { bytes, start, stride, len }
     }
 
     fn get(&self, i: usize) -> &[u8] {
-        let pages = &self.pages[i * self.each..(i + 1) * self.each];
-        // SAFETY: pages are arrays of bytes without padding, side by side.
-        let bytes = unsafe { core::slice::from_raw_parts(pages.as_ptr().cast::<u8>(), size_of_val(pages)) };
-        &bytes[PAGE_OFFSET..PAGE_OFFSET + self.len]
+        let from = self.start + i * self.stride;
+        &self.bytes[from..from + self.len]
     }
 
     fn get_mut(&mut self, i: usize) -> &mut [u8] {
-        let pages = &mut self.pages[i * self.each..(i + 1) * self.each];
-        // SAFETY: as above, and borrowed for writing.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(pages.as_mut_ptr().cast::<u8>(), size_of_val(pages)) };
-        &mut bytes[PAGE_OFFSET..PAGE_OFFSET + self.len]
+        let from = self.start + i * self.stride;
+        &mut self.bytes[from..from + self.len]
     }
 }
 
@@ -70,9 +67,8 @@ impl PacketSocket {
     /// The system's answer; `PermissionDenied` without `cap_net_raw`.
     pub(crate) fn receiver(index: u32, filter: &[SockFilter]) -> io::Result<Self> {
         let socket = Self::filtered(filter)?;
-        let fd = socket.0.as_fd();
-        set_int(fd, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
-        set_int(fd, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)?;
+        set_int(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
+        socket.frame_headers()?;
         socket.bind(index, EVERY_PROTOCOL)?;
         Ok(socket)
     }
@@ -91,15 +87,26 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// A socket that only sends, from interface `index`.
+    /// A socket that only sends, from interface `index`: frames, or superframes behind their virtio headers.
     ///
     /// # Errors
     /// As [`Self::receiver`].
-    pub(crate) fn sender(index: u32) -> io::Result<Self> {
+    pub(crate) fn sender(index: u32, superframes: bool) -> io::Result<Self> {
         let socket = Self(Socket::new(Domain::PACKET, Type::RAW, None)?);
         socket.0.set_nonblocking(true)?;
+        if superframes {
+            socket.frame_headers()?;
+        }
         socket.bind(index, 0)?;
         Ok(socket)
+    }
+
+    /// From now on each frame, either way, is behind a virtio header.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub(crate) fn frame_headers(&self) -> io::Result<()> {
+        set_int(self.as_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
     }
 
     /// Lets frames to any MAC up, until the socket closes.
@@ -265,16 +272,17 @@ fn tag(mut messages: ControlMessages<'_>) -> Option<u16> {
     (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(tag)
 }
 
-/// Frames to send.
+/// Frames to send, each behind its virtio header.
 pub(crate) struct SendBatch {
     slots: Slots,
     ranges: [(usize, usize); BATCH],
+    superframes: [bool; BATCH],
 }
 
 impl SendBatch {
     /// Buffers of `len` bytes.
     pub(crate) fn new(len: usize) -> Self {
-        Self { slots: Slots::new(BATCH, len), ranges: [(0, 0); BATCH] }
+        Self { slots: Slots::new(BATCH, len), ranges: [(0, 0); BATCH], superframes: [false; BATCH] }
     }
 
     /// Memory of frame `i`.
@@ -282,13 +290,29 @@ impl SendBatch {
         self.slots.get_mut(i)
     }
 
-    /// Says which bytes of its buffer are frame `i`.
+    /// Says which bytes of its buffer are frame `i`, its header included.
     pub(crate) fn set(&mut self, i: usize, range: Range<usize>) {
         let end = range.end.min(self.slots.len);
         self.ranges[i] = (range.start.min(end), end);
+        let header = self.get(i).first_chunk().and_then(segment_of);
+        self.superframes[i] = header.is_some();
     }
 
-    /// Sends frames `range` in order; returns how many the system took.
+    /// Frame `i`, its header included.
+    pub(crate) fn get(&self, i: usize) -> &[u8] {
+        let (from, to) = self.ranges[i];
+        &self.slots.get(i)[from..to]
+    }
+
+    /// How many of the frames `range`, from the first on, are all frames or all superframes; and whether the latter.
+    pub(crate) fn alike(&self, range: Range<usize>) -> (usize, bool) {
+        let mut kinds = self.superframes[range].iter();
+        let Some(&first) = kinds.next() else { return (0, false) };
+        (1 + kinds.take_while(|&&kind| kind == first).count(), first)
+    }
+
+    /// Sends frames `range`, which are alike, in order through a [`PacketSocket::sender`] of their kind; returns how many the
+    /// system took.
     ///
     /// # Errors
     /// The system's answer to the first of them; none was sent then.
@@ -298,6 +322,7 @@ impl SendBatch {
         let (mut iovs, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) = unsafe { mem::zeroed() };
         for (i, (header, iov)) in (first..first + count).zip(headers.iter_mut().zip(&mut iovs)) {
             let (from, to) = self.ranges[i];
+            let from = if self.superframes[i] { from } else { to.min(from + VNET_HEADER) };
             iov.iov_base = self.slots.get_mut(i)[from..to].as_mut_ptr().cast();
             iov.iov_len = to - from;
             header.msg_hdr.msg_iov = iov;

@@ -1,9 +1,12 @@
 //! The AF_PACKET device: RoCEv2 on raw Ethernet, frames in batches.
 //!
-//! Owns a packet socket that receives and one that sends, and, where the addresses are the kernel's, a UDP socket on
-//! each that keeps the kernel from refusing our peers. A received superframe (segmentation left to the receiver, as veth
-//! does) is handed on as a burst. Sends one frame a burst: superframes need the virtio header on the sending socket too.
-//! Needs `cap_net_raw`. Never knows a QP.
+//! Owns a packet socket that receives and two that send, frames and superframes, and, where the addresses are the
+//! kernel's, a UDP socket on each that keeps the kernel from refusing our peers. A superframe crosses the kernel as one
+//! packet and is segmented by the hardware, by the kernel before it, or, on a veth pair, by nobody: then the receiver
+//! gets it whole and hands it on as a burst. A system that refuses superframes is given frames from then on. Needs
+//! `cap_net_raw`. Never knows a QP.
+
+mod superframes;
 
 use core::net::IpAddr;
 use std::io;
@@ -11,10 +14,14 @@ use std::os::fd::{AsRawFd as _, RawFd};
 
 use socket2::Socket;
 
+pub use self::superframes::SuperframeCounters;
+use self::superframes::{Superframes, is_refusal};
 pub use super::ethernet::AddressMode;
-use super::ethernet::{EthernetPort, Framing, GroupSockets, Placed, Setup};
+pub use super::ethernet::vnet::SEGMENTS_LIMIT;
+use super::ethernet::vnet::segment_of;
+use super::ethernet::{EthernetPort, Framing, GroupSockets, HEADROOM, Placed, Setup};
 use super::netlink::InterfaceFacts;
-use super::sys::packet::{BATCH, PacketSocket, RecvBatch, SendBatch};
+use super::sys::packet::{BATCH, FRAME_MAX, PacketSocket, RecvBatch, SendBatch};
 use super::sys::poll::{Watch, wait};
 use super::sys::udp::raise_buffers;
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
@@ -29,6 +36,11 @@ const SOCKET_BUFFER: usize = 8 << 20;
 const RETRY_AFTER: Duration = Duration::from_micros(200);
 /// Errors in a row that a receive or a send passes over.
 const ERRORS_PASSED: usize = 8;
+/// Segments of a superframe, unless the configuration says otherwise.
+pub const SEGMENTS_USUAL: usize = 64;
+/// Bytes that are sent, or received, in one system call at about the most: the memory behind them is used again and again,
+/// and shall stay in the processor's cache.
+const BYTES_A_CALL: usize = 128 << 10;
 
 /// How an [`AfPacket`] device shall be.
 #[derive(Clone, Debug)]
@@ -42,13 +54,17 @@ pub struct AfPacketConfig {
     pub vlan: Option<VlanTag>,
     /// ICRC policy on receive.
     pub icrc: IcrcMode,
+    /// Segments of a superframe that is sent, at most [`SEGMENTS_LIMIT`]; 1 sends frames alone. The interface's own
+    /// limits hold too.
+    pub segments_max: usize,
 }
 
 impl AfPacketConfig {
     /// Beside the kernel on `interface`, untagged.
     #[must_use]
     pub fn shared(interface: impl Into<String>) -> Self {
-        Self { interface: interface.into(), mode: AddressMode::Shared, vlan: None, icrc: IcrcMode::Check }
+        let (mode, icrc, segments_max) = (AddressMode::Shared, IcrcMode::Check, SEGMENTS_USUAL);
+        Self { interface: interface.into(), mode, vlan: None, icrc, segments_max }
     }
 
     /// With a MAC and addresses of its own on `interface`, untagged.
@@ -63,7 +79,10 @@ pub struct AfPacket {
     port: EthernetPort,
     rx_socket: PacketSocket,
     tx_socket: PacketSocket,
+    superframes: Superframes,
     rx: RecvBatch,
+    /// Frames of the size of the last ones that a receive shall take at once.
+    rx_want: usize,
     tx: SendBatch,
     /// Slots of `tx` that wait: `next..filled`.
     next: usize,
@@ -89,18 +108,23 @@ impl AfPacket {
         let index = setup.facts.index;
         let open_error = |source| setup.open_error(source);
         let rx_socket = PacketSocket::receiver(index, &setup.filter()).map_err(open_error)?;
-        let tx_socket = PacketSocket::sender(index).map_err(open_error)?;
+        let tx_socket = PacketSocket::sender(index, false).map_err(open_error)?;
+        let superframes = Superframes::open(index, config.segments_max).map_err(open_error)?;
         raise_buffers(rx_socket.as_fd(), SOCKET_BUFFER);
         raise_buffers(tx_socket.as_fd(), SOCKET_BUFFER);
         setup.listen(&rx_socket).map_err(open_error)?;
         let guards = setup.guards()?;
-        let port = setup.port("packet", config.icrc, Framing::Plain)?;
+        let (segments_max, bytes) = superframes.limits();
+        let port = setup.port("packet", config.icrc, Framing::Vnet { segments_max })?;
+        let burst_max = bytes.max(port.capabilities().mtu);
         Ok(Self {
-            tx: SendBatch::new(port.slot_len()),
+            tx: SendBatch::new(port.slot_len().min(HEADROOM + burst_max)),
             port,
             rx_socket,
             tx_socket,
+            superframes,
             rx: RecvBatch::new(),
+            rx_want: BATCH,
             next: 0,
             filled: 0,
             retry_at: None,
@@ -115,37 +139,84 @@ impl AfPacket {
         self.port.neighbor_counters()
     }
 
-    /// Sends what the port itself wants sent.
-    fn flush_port(&mut self) -> Result<(), DeviceError> {
-        while let Some((frame, burst)) = self.port.next_frame() {
-            let sent = self.tx_socket.send(&frame);
-            self.port.recycle(frame);
+    /// What became of superframes.
+    #[must_use]
+    pub const fn superframe_counters(&self) -> SuperframeCounters {
+        self.superframes.counters()
+    }
+
+    /// Sends what the port itself wants sent; says whether all is gone.
+    fn flush_port(&mut self, now: Instant) -> Result<bool, DeviceError> {
+        while self.flush_apart(now)? {
+            let Some((framed, burst)) = self.port.next_frame() else { return Ok(true) };
+            let Some((header, frame)) = framed.split_first_chunk() else { continue };
+            let large = segment_of(header).is_some();
+            let sent = if large { self.superframes.send(&framed) } else { self.tx_socket.send(frame) };
             match sent {
                 Ok(()) => {}
                 Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
+                Err(e) if is_full(&e) => {
+                    self.retry_at = Some(now + RETRY_AFTER);
+                    self.port.put_back(framed, burst);
+                    break;
+                }
+                Err(e) if large && is_refusal(&e) => {
+                    self.superframes.take_apart(&e, &framed);
+                    self.port.refuse_superframes();
+                }
                 // A question is asked again and an answer is asked for again.
                 Err(_) => self.port.lose(usize::from(burst)),
             }
+            self.port.recycle(framed);
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Sends the frames that a refused superframe was taken apart to; says whether all are gone.
+    fn flush_apart(&mut self, now: Instant) -> Result<bool, DeviceError> {
+        while let Some(frame) = self.superframes.apart() {
+            match self.tx_socket.send(frame) {
+                Err(e) if is_full(&e) => {
+                    self.retry_at = Some(now + RETRY_AFTER);
+                    return Ok(false);
+                }
+                Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
+                Err(_) => self.port.lose(1),
+                Ok(()) => {}
+            }
+            self.superframes.apart_done();
+        }
+        Ok(true)
     }
 
     /// Sends the slots that wait; says whether all are gone. Those that the system does not take now stay.
     fn flush(&mut self, now: Instant) -> Result<bool, DeviceError> {
         self.retry_at = None;
         let mut passed = 0;
-        while self.next < self.filled {
-            match self.tx.send(self.tx_socket.as_fd(), self.next..self.filled) {
+        while self.flush_apart(now)? {
+            if self.next >= self.filled {
+                (self.next, self.filled) = (0, 0);
+                return Ok(true);
+            }
+            let (count, large) = self.tx.alike(self.next..self.filled);
+            let socket = self.superframes.as_fd().filter(|_| large).unwrap_or(self.tx_socket.as_fd());
+            match self.tx.send(socket, self.next..self.next + count) {
                 Ok(sent) => {
                     self.next += sent;
+                    self.superframes.sent(if large { sent } else { 0 });
                     passed = 0;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted && passed < ERRORS_PASSED => passed += 1,
                 Err(e) if is_full(&e) => {
                     self.retry_at = Some(now + RETRY_AFTER);
-                    return Ok(false);
+                    break;
                 }
                 Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "sending", source: e }),
+                Err(e) if large && is_refusal(&e) => {
+                    self.superframes.take_apart(&e, self.tx.get(self.next));
+                    self.port.refuse_superframes();
+                    self.next += 1;
+                }
                 // Interface down, frame too long for it: this one cannot be sent, the next may.
                 Err(_) => {
                     self.port.lose(1);
@@ -153,18 +224,18 @@ impl AfPacket {
                 }
             }
         }
-        (self.next, self.filled) = (0, 0);
-        Ok(true)
+        Ok(false)
     }
 
     /// Lets `source` fill free slots; returns how many bursts were taken and whether the source has no more.
     fn fill(&mut self, now: Instant, want: usize, source: &mut TxSource<'_>) -> (usize, bool) {
-        let mut taken = 0;
-        while taken < want && self.filled < BATCH {
+        let (mut taken, mut bytes) = (0, 0);
+        while taken < want && self.filled < BATCH && bytes < BYTES_A_CALL {
             let slot = self.tx.buffer(self.filled);
             let Some(burst) = source(self.port.room(slot)) else { return (taken, true) };
             taken += 1;
             if let Placed::Send(range) = self.port.place(now, &burst, self.tx.buffer(self.filled)) {
+                bytes += range.len();
                 self.tx.set(self.filled, range);
                 self.filled += 1;
             }
@@ -184,7 +255,7 @@ impl Device for AfPacket {
         // Frames for resolution count too: a flood of them must not keep the caller here.
         let (mut looked, mut passed) = (handed, 0);
         while looked < budget {
-            let want = (budget - looked).min(BATCH);
+            let want = (budget - looked).min(self.rx_want);
             let got = match self.rx.receive(self.rx_socket.as_fd(), want) {
                 Ok(got) => got,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -196,6 +267,8 @@ impl Device for AfPacket {
                 Err(_) => break,
             };
             looked += got;
+            let longest = (0..got).filter_map(|i| self.rx.get(i)).map(|(_, frame)| frame.len()).max();
+            self.rx_want = (BYTES_A_CALL / longest.unwrap_or(FRAME_MAX).max(1)).clamp(1, BATCH);
             for (meta, frame) in (0..got).filter_map(|i| self.rx.get(i)) {
                 if meta.truncated {
                     self.port.lose_received();
@@ -207,13 +280,15 @@ impl Device for AfPacket {
                 break;
             }
         }
-        self.flush_port()?;
+        self.flush_port(now)?;
         Ok(handed)
     }
 
     fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
         self.port.service(now);
-        self.flush_port()?;
+        if !self.flush_port(now)? {
+            return Ok(0);
+        }
         let mut taken = 0;
         while self.flush(now)? && taken < budget {
             let (more, drained) = self.fill(now, budget - taken, source);
@@ -224,7 +299,7 @@ impl Device for AfPacket {
             }
         }
         // Questions that the bursts raised.
-        self.flush_port()?;
+        self.flush_port(now)?;
         Ok(taken)
     }
 
