@@ -1,0 +1,316 @@
+//! The results as a page of the book and as an HTML page.
+//!
+//! Owns words and layout. Never measures or judges.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::devices::Device;
+use crate::groups::{SIZES, SMALL_SIZES};
+use crate::plot::{Line, Plot, escape};
+use crate::results::{Ratio, Results, digits};
+
+/// What the pages show.
+pub(crate) struct Whole<'a> {
+    pub(crate) results: &'a Results,
+    /// Of a run inside the guest, beside rxe.
+    pub(crate) guest: Option<&'a Results>,
+}
+
+const POINTS: [(&str, &str); 7] = [
+    ("1", "WRITE of 1 MiB over raw Ethernet, content verified"),
+    ("2", "The same over the unprivileged UDP socket, as uid nobody"),
+    ("3", "In one process, two threads"),
+    ("4", "8-byte ping-pong (round trips)"),
+    ("5", "64-byte WRITEs, one QP, deep queue"),
+    ("6", "In the guest, beside rxe"),
+    ("7", "Connections"),
+];
+
+impl Whole<'_> {
+    fn ratios(&self) -> impl Iterator<Item = &Ratio> {
+        self.results.ratios.iter().chain(self.guest.into_iter().flat_map(|g| &g.ratios))
+    }
+}
+
+fn answer(ratio: &Ratio) -> &'static str {
+    match (ratio.holds, ratio.bound.is_empty()) {
+        (Some(true), _) => "yes",
+        (Some(false), _) => "**no**",
+        (None, true) => "",
+        (None, false) => "not measured",
+    }
+}
+
+fn measured(ratio: &Ratio) -> String {
+    ratio.measured.map_or_else(|| "-".into(), |m| format!("{m:.2}"))
+}
+
+/// For the terminal.
+pub(crate) fn verdict(whole: &Whole<'_>) -> String {
+    let mut out = String::new();
+    for r in whole.ratios() {
+        let answer = answer(r).trim_matches('*');
+        let _ =
+            writeln!(out, "{:>2}  {:<78} {:>8} {:>8}  {answer:<4} {}", r.point, r.what, r.bound, measured(r), r.from);
+    }
+    let bounded: Vec<_> = whole.ratios().filter(|r| r.holds.is_some()).collect();
+    let held = bounded.iter().filter(|r| r.holds == Some(true)).count();
+    let _ = write!(out, "{held} of {} bounds hold", bounded.len());
+    out
+}
+
+/// The page of the book.
+pub(crate) fn markdown(whole: &Whole<'_>) -> String {
+    let results = whole.results;
+    let mut out = String::from(INTRODUCTION);
+    let _ = writeln!(
+        out,
+        "\nMedians of {} rounds, all contestants in turn in each; the run took {:.0} s.\n\n| machine | |\n|---|---|",
+        results.rounds, results.seconds
+    );
+    for (name, value) in &results.machine {
+        let _ = writeln!(out, "| {name} | {value} |");
+    }
+    let _ =
+        writeln!(out, "\n## Ratios\n\n| point | ratio | bound | measured | holds | from |\n|---|---|---|---|---|---|");
+    for r in whole.ratios() {
+        let _ =
+            writeln!(out, "| {} | {} | {} | {} | {} | {} |", r.point, r.what, r.bound, measured(r), answer(r), r.from);
+    }
+    for (heading, figures) in tables(results, whole.guest) {
+        let _ = writeln!(out, "\n## {heading}\n\n{figures}");
+    }
+    if !results.notes.is_empty() {
+        let _ = writeln!(out, "\n## Notes\n");
+        for note in &results.notes {
+            let _ = writeln!(out, "- {note}");
+        }
+    }
+    out
+}
+
+const INTRODUCTION: &str = "# Side by side
+
+uroce beside what one would use instead, on one veth pair in one run: `benches/versus/run.sh` installs what it needs, makes
+two network namespaces, runs everything in turn, and writes this page, [the plots](../versus/versus.html) and
+[the figures](../versus/results.json). Servers run on processor 0, clients on processor 1. The content of uroce's messages is
+checked (`uroce perf --verify`). \"raw\" is the same device driven by a program without any protocol: no ICRC, no
+memory region, headers alone looked at. Latencies are whole round trips. UDP runs as uid nobody without capabilities.
+A TCP connection is closed by a reset, which is quicker than the orderly way. `bound` is what was set out to be reached;
+rows without one are only reported. See [Performance](performance.md) for where the time goes.
+";
+
+/// The figures behind the ratios, a table for each kind.
+fn tables(results: &Results, guest: Option<&Results>) -> Vec<(&'static str, String)> {
+    let mut out = vec![
+        (
+            "Bandwidth, messages of 1 MiB",
+            table(results, &[("gbits", "Gbit/s")], |id| !id.starts_with("plot/") && id != "floor"),
+        ),
+        (
+            "In memory alone",
+            table(
+                results,
+                &[("copy_crc_gbits", "copy with CRC, Gbit/s"), ("crc_copy_gbits", "CRC, then copy, Gbit/s")],
+                |id| id == "floor",
+            ),
+        ),
+        (
+            "Round trips, 8 bytes",
+            table(
+                results,
+                &[("p50_us", "p50, us"), ("p90_us", "p90"), ("p99_us", "p99"), ("p999_us", "p99.9")],
+                |id| id.contains("lat") || id.contains("ping"),
+            ),
+        ),
+        (
+            "Rates, 64 bytes",
+            table(results, &[("messages_s", "messages/s"), ("packets_s", "packets/s")], |id| id.ends_with("rate")),
+        ),
+        (
+            "Connections",
+            table(
+                results,
+                &[
+                    ("connections_s", "connections/s"),
+                    ("cycles_s", "with all other steps"),
+                    ("p50_us", "p50, us"),
+                    ("p99_us", "p99"),
+                    ("p999_us", "p99.9"),
+                ],
+                |id| id.contains("connect"),
+            ),
+        ),
+    ];
+    if let Some(guest) = guest {
+        let metrics = [("gbits", "Gbit/s"), ("p50_us", "p50, us"), ("connections_s", "connections/s")];
+        out.push(("In the guest", table(guest, &metrics, |_| true)));
+    }
+    out.retain(|(_, table)| !table.is_empty());
+    out
+}
+
+fn table(results: &Results, metrics: &[(&str, &str)], wanted: impl Fn(&str) -> bool) -> String {
+    let shown = |id: &str, figure: &crate::results::Figure| {
+        wanted(id) && !id.starts_with("plot/") && metrics.iter().any(|(m, _)| figure.metrics.contains_key(*m))
+    };
+    let rows: Vec<_> = results.figures.iter().filter(|(id, figure)| shown(id, figure)).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let used: Vec<_> = metrics.iter().filter(|(m, _)| rows.iter().any(|(_, f)| f.metrics.contains_key(*m))).collect();
+    let mut out = format!(
+        "| |{}\n|---|{}\n",
+        used.iter().map(|(_, t)| format!(" {t} |")).collect::<String>(),
+        "---:|".repeat(used.len())
+    );
+    for (id, figure) in rows {
+        let values =
+            used.iter().map(|(m, _)| results.get(id, m).map_or_else(|| " |".into(), |v| format!(" {} |", digits(v))));
+        let _ = writeln!(out, "| {} |{}", figure.title, values.collect::<String>());
+    }
+    out.trim_end().to_owned()
+}
+
+/// The page with the plots: no script, nothing fetched.
+pub(crate) fn html(whole: &Whole<'_>) -> String {
+    let results = whole.results;
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>uroce side by side</title><style>{STYLE}</style></head><body>\n<h1>uroce side by side</h1>\n"
+    );
+    let _ = writeln!(
+        out,
+        "<p>Medians of {} rounds; written by <code>benches/versus</code>. Latencies are whole round trips.</p>",
+        results.rounds
+    );
+    let rows = results.machine.iter().map(|(n, v)| format!("<tr><td>{}</td><td>{}</td></tr>", escape(n), escape(v)));
+    let _ = writeln!(out, "<table>{}</table>", rows.collect::<String>());
+    for (point, title) in POINTS.iter().chain(&[("9", "An idle endpoint")]) {
+        let rows: Vec<&Ratio> = whole.ratios().filter(|r| r.point == *point).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "<h2>{point}. {}</h2><table><tr><th>ratio</th><th>bound</th><th>measured</th><th>holds</th><th>from</th></tr>",
+            escape(title)
+        );
+        for r in rows {
+            let answer = answer(r).trim_matches('*');
+            let _ = writeln!(
+                out,
+                "<tr class=\"{}\"><td>{}</td><td>{}</td><td>{}</td><td>{answer}</td><td>{}</td></tr>",
+                answer.replace(' ', "-"),
+                escape(&r.what),
+                escape(&r.bound),
+                measured(r),
+                escape(&r.from)
+            );
+        }
+        out.push_str("</table>\n");
+    }
+    for plot in plots(results) {
+        out.push_str(&plot.svg());
+    }
+    out.push_str("</body></html>\n");
+    out
+}
+
+const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:60em;padding:0 1em;color:#111;background:#fff}\
+table{border-collapse:collapse;margin:.6em 0 1.4em}td,th{border:1px solid #ccc;padding:.25em .6em;text-align:left;vertical-align:top}\
+tr.yes td:nth-child(4){background:#d9f2e3}tr.no td:nth-child(4){background:#f9d9d0}\
+svg{width:100%;height:auto;margin:1em 0;font:12px system-ui,sans-serif}.t{font-size:15px;font-weight:600}.g{stroke:#ddd}\
+.p{fill:none;stroke-width:2}.n{text-anchor:end}.l{text-anchor:middle}.k{text-anchor:start}";
+
+/// Value of each size that was measured.
+fn by_size(results: &Results, id: &str, metric: &str, sizes: &[usize]) -> Vec<(usize, f64)> {
+    let value = |(place, size): (usize, &usize)| results.get(id, &format!("{size}/{metric}")).map(|v| (place, v));
+    sizes.iter().enumerate().filter_map(value).collect()
+}
+
+fn labels(sizes: &[usize]) -> Vec<String> {
+    let label = |size: &usize| match *size {
+        s if s >= 1 << 20 => format!("{} MiB", s >> 20),
+        s if s >= 1024 => format!("{} KiB", s >> 10),
+        s => s.to_string(),
+    };
+    sizes.iter().map(label).collect()
+}
+
+fn plots(results: &Results) -> Vec<Plot> {
+    let mut out = Vec::new();
+    let x = "bytes a message".to_owned();
+    for (what, operations) in
+        [("WRITE, by device", &["write"][..]), ("READ and SEND, by device", &["read", "send"][..])]
+    {
+        let mut lines = Vec::new();
+        for device in Device::ALL {
+            for operation in operations {
+                let id = format!("plot/uroce/{}/{operation}/bw", device.name());
+                lines.push(Line {
+                    name: format!("{} {}", operation.to_uppercase(), device.title()),
+                    points: by_size(results, &id, "gbits", &SIZES),
+                });
+            }
+        }
+        let ucx = |size: &usize| results.get(&format!("plot/ucx/bw/{size}"), "gbits");
+        let points = SIZES.iter().enumerate().filter_map(|(place, size)| ucx(size).map(|v| (place, v)));
+        lines.push(Line { name: "UCX tcp, put".into(), points: points.collect() });
+        if let Some(rate) = results.get("iperf3", "gbits") {
+            let last = SIZES.len() - 1;
+            lines.push(Line { name: "iperf3 TCP (large writes)".into(), points: vec![(last - 1, rate), (last, rate)] });
+        }
+        out.push(Plot {
+            title: format!("Bandwidth: {what}"),
+            x: x.clone(),
+            y: "Gbit/s".into(),
+            labels: labels(&SIZES),
+            lines,
+            logarithmic: true,
+        });
+    }
+    for (metric, name) in [("p50_us", "p50"), ("p99_us", "p99")] {
+        let mut lines = Vec::new();
+        for device in Device::ALL {
+            for operation in ["write", "send", "read"] {
+                let id = format!("plot/uroce/{}/{operation}/lat", device.name());
+                let points = by_size(results, &id, metric, &SMALL_SIZES);
+                lines.push(Line { name: format!("{} {}", operation.to_uppercase(), device.title()), points });
+            }
+        }
+        let ucx = |size: &usize| results.get(&format!("plot/ucx/lat/{size}"), "p50_us");
+        let points = SMALL_SIZES.iter().enumerate().filter_map(|(place, size)| ucx(size).map(|v| (place, v)));
+        lines.push(Line { name: "UCX tcp, tag (p50)".into(), points: points.collect() });
+        out.push(Plot {
+            title: format!("Round trip, spinning: {name}"),
+            x: x.clone(),
+            y: "us".into(),
+            labels: labels(&SMALL_SIZES),
+            lines,
+            logarithmic: true,
+        });
+    }
+    out.push(percentiles(results));
+    out
+}
+
+fn percentiles(results: &Results) -> Plot {
+    let metrics = ["p50_us", "p90_us", "p99_us", "p999_us"];
+    let mut by_id: BTreeMap<&str, Line> = BTreeMap::new();
+    for (id, figure) in &results.figures {
+        let is_ping = id.contains("/lat/") || id.contains("/ping");
+        if is_ping && !id.starts_with("plot/") && !id.starts_with("raw/udp") {
+            let points = metrics.iter().enumerate().filter_map(|(place, m)| results.get(id, m).map(|v| (place, v)));
+            by_id.insert(id, Line { name: figure.title.replace(" ping-pong", ""), points: points.collect() });
+        }
+    }
+    Plot {
+        title: "8-byte round trips: percentiles".into(),
+        x: "percentile".into(),
+        y: "us".into(),
+        labels: ["50", "90", "99", "99.9"].map(Into::into).into(),
+        lines: by_id.into_values().collect(),
+        logarithmic: true,
+    }
+}
