@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::lab::{End, Job, Lab};
+use crate::lab::{End, Job, Lab, MTU};
 
 /// A device that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,13 +17,15 @@ pub(crate) enum Device {
     Udp,
     /// AF_XDP.
     Xdp,
+    /// A TAP on a bridge with a veth pair of its own.
+    Tap,
     /// Both ends in one process.
     Loop,
 }
 
 impl Device {
     /// All that two processes on a veth pair can use, and the switch in one process.
-    pub(crate) const ALL: [Self; 5] = [Self::Packet, Self::Own, Self::Udp, Self::Xdp, Self::Loop];
+    pub(crate) const ALL: [Self; 6] = [Self::Packet, Self::Own, Self::Udp, Self::Xdp, Self::Tap, Self::Loop];
 
     /// For `--devices` and in ids.
     pub(crate) fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Device {
             Self::Own => "own",
             Self::Udp => "udp",
             Self::Xdp => "xdp",
+            Self::Tap => "tap",
             Self::Loop => "loop",
         }
     }
@@ -43,6 +46,7 @@ impl Device {
             Self::Own => "AF_PACKET, own MAC",
             Self::Udp => "UDP socket",
             Self::Xdp => "AF_XDP",
+            Self::Tap => "TAP, bridged",
             Self::Loop => "in process",
         }
     }
@@ -55,13 +59,23 @@ impl Device {
             Self::Own => format!("packet:{interface},mac={},ip={}", end.own().1, end.own().0),
             Self::Udp => format!("udp:{}", end.address()),
             Self::Xdp => format!("xdp:{interface}"),
+            Self::Tap => format!("tap:{},ip={},mtu={MTU}", end.tap().0, end.tap().1),
             Self::Loop => "loop".into(),
         }
     }
 
     /// Where an endpoint on it is reached.
     pub(crate) fn address(self, end: End) -> &'static str {
-        if self == Self::Own { end.own().0 } else { end.address() }
+        match self {
+            Self::Own => end.own().0,
+            Self::Tap => end.tap().1,
+            _ => end.address(),
+        }
+    }
+
+    /// Whether the example `raw` drives it.
+    pub(crate) fn has_raw(self) -> bool {
+        matches!(self, Self::Packet | Self::Own | Self::Udp)
     }
 
     /// Whether it runs as uid nobody.

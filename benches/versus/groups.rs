@@ -22,6 +22,8 @@ const SMALL_PACKETS: usize = 64;
 pub(crate) const SIZES: [usize; 8] = [8, 64, 512, 4096, 16_384, 65_536, 262_144, MIB];
 /// Sizes of the latency plots.
 pub(crate) const SMALL_SIZES: [usize; 5] = [8, 64, 512, 4096, 16_384];
+/// Connections that are made over the pair in a round.
+const CONNECTIONS: usize = 10_000;
 /// What starting and ending a pair of programs takes.
 const START: f64 = 0.7;
 
@@ -146,6 +148,9 @@ fn bandwidth(lab: &Lab, pair: &[Device], effort: &Effort, notes: &mut Vec<String
                 Perf::new(device, operation, "bw", MIB, seconds),
             ));
         }
+        if !device.has_raw() {
+            continue;
+        }
         contestants.push(contestant(
             format!("raw/{name}/bw"),
             format!("raw {title}: superframes of {PACKETS} x {PACKET} bytes"),
@@ -202,12 +207,14 @@ fn latency(pair: &[Device], effort: &Effort) -> Group {
     }
     for device in pair.iter().copied() {
         let (name, title) = (device.name(), device.title());
-        contestants.push(contestant(
-            format!("raw/{name}/ping"),
-            format!("raw {title}: round trip"),
-            seconds,
-            move |lab| ours::raw_ping(lab, device, 8, seconds),
-        ));
+        if device.has_raw() {
+            contestants.push(contestant(
+                format!("raw/{name}/ping"),
+                format!("raw {title}: round trip"),
+                seconds,
+                move |lab| ours::raw_ping(lab, device, 8, seconds),
+            ));
+        }
         for operation in ["send", "write"] {
             for wait in ["spin", "block"] {
                 contestants.push(perf(
@@ -239,6 +246,9 @@ fn rate(pair: &[Device], effort: &Effort) -> Group {
             &format!("uroce {title}: writes of 64 bytes, one QP"),
             Perf::new(device, "write", "bw", 64, seconds),
         ));
+        if !device.has_raw() {
+            continue;
+        }
         contestants.push(contestant(
             format!("raw/{name}/rate"),
             format!("raw {title}: superframes of {SMALL_PACKETS} x 64 bytes"),
@@ -262,22 +272,32 @@ fn rate(pair: &[Device], effort: &Effort) -> Group {
 
 fn connections(pair: &[Device], effort: &Effort) -> Group {
     let seconds = effort.short;
-    let count = if effort.smoke { 100 } else { 3000 };
     let mut contestants = Vec::new();
-    for (spin, way, outstanding) in [(true, "spin", 1), (true, "spin", 16), (false, "block", 1)] {
+    for (spin, way, at_once) in [(true, "spin", 1), (true, "spin", 64), (false, "block", 1)] {
         contestants.push(contestant(
-            format!("tcp/connect/{way}/{outstanding}"),
-            format!("TCP connect, accept, close: {way}, {outstanding} under way"),
+            format!("tcp/connect/{way}/{at_once}"),
+            format!("TCP connect, accept, close: {way}, {at_once} at once"),
             seconds + 0.5,
-            move |lab| others::tcp_connect(lab, spin, outstanding, seconds),
+            move |lab| others::tcp_connect(lab, spin, at_once, seconds),
         ));
     }
-    for device in pair.iter().copied() {
+    // What makes connections knows these two.
+    for device in pair.iter().copied().filter(|d| matches!(d, Device::Packet | Device::Udp)) {
+        for at_once in [1, 64] {
+            contestants.push(contestant(
+                format!("uroce/{}/connect/{at_once}", device.name()),
+                format!("uroce {}: connections, {at_once} at once", device.title()),
+                1.0,
+                move |lab| ours::connections(lab, device, CONNECTIONS, at_once),
+            ));
+        }
+    }
+    for (loss, title) in [("0", "no loss"), ("0.01", "1 % lost")] {
         contestants.push(contestant(
-            format!("uroce/{}/connect", device.name()),
-            format!("uroce {}: {count} connections", device.title()),
-            1.0,
-            move |lab| ours::connections(lab, device, count),
+            format!("uroce/here/connect/{loss}"),
+            format!("uroce in process, one core: 100,000 connections, {title}"),
+            2.0,
+            move |lab| ours::connections_here(lab, 100_000, 1, loss),
         ));
     }
     Group { name: "connections", serves: &["point7"], rounds: effort.rounds, contestants }

@@ -42,6 +42,11 @@ impl Bound {
     }
 }
 
+/// The bound, for the devices that it was set for; others are reported beside them.
+fn raw_ethernet(device: Device, bound: Bound) -> Bound {
+    if matches!(device, Device::Packet | Device::Own) { bound } else { Bound::Reported }
+}
+
 impl Judge<'_> {
     fn push(&mut self, point: &str, what: String, bound: Bound, measured: Option<f64>, from: String) {
         let bound_text = bound.text();
@@ -56,8 +61,8 @@ impl Judge<'_> {
     /// Is about a quotient, if either figure was wanted.
     fn ratio(&mut self, point: &str, what: String, bound: Bound, top: Of<'_>, bottom: Of<'_>) {
         let figures = [top, bottom].map(|(id, metric)| self.results.get(id, metric));
-        // A device that this machine has not is no news; a contestant that failed is.
-        if !self.results.figures.contains_key(top.0) {
+        // Who did not take part is no news; a contestant that failed is.
+        if [top, bottom].iter().any(|(id, _)| !self.results.figures.contains_key(*id)) {
             return;
         }
         let (measured, from) = match figures {
@@ -79,20 +84,27 @@ impl Judge<'_> {
         let point = if device == Device::Udp { "2" } else { "1" };
         let [write, read, send] = ["write", "read", "send"].map(|o| format!("uroce/{name}/{o}/bw"));
         let raw = format!("raw/{name}/bw");
-        let least = Bound::Least(if device == Device::Udp { 1.0 } else { 1.5 });
+        let least = match device {
+            Device::Udp => Bound::Least(1.0),
+            _ => raw_ethernet(device, Bound::Least(1.5)),
+        };
+        let (close, most) = match device {
+            Device::Udp => (Bound::Least(0.8), Bound::Least(0.7)),
+            _ => (raw_ethernet(device, Bound::Least(0.8)), raw_ethernet(device, Bound::Least(0.7))),
+        };
         self.ratio(point, format!("{title}: WRITE 1 MiB to iperf3 TCP"), least, (&write, "gbits"), ("iperf3", "gbits"));
         let of_raw = format!("{title}: WRITE 1 MiB to the raw superframe rate");
-        self.ratio(point, of_raw, Bound::Least(0.7), (&write, "gbits"), (&raw, "gbits"));
+        self.ratio(point, of_raw, most, (&write, "gbits"), (&raw, "gbits"));
         for (operation, id) in [("READ", &read), ("SEND", &send)] {
             let what = format!("{title}: {operation} to WRITE");
-            self.ratio(point, what, Bound::Least(0.8), (id, "gbits"), (&write, "gbits"));
+            self.ratio(point, what, close, (id, "gbits"), (&write, "gbits"));
         }
         for (who, id) in [("UCX tcp put", "ucx/put_bw"), ("libfabric tcp ping-pong", "libfabric/bw")] {
             let what = format!("{title}: WRITE 1 MiB to {who}");
             self.ratio(point, what, Bound::Reported, (&write, "gbits"), (id, "gbits"));
         }
         let alone = format!("uroce/{name}/write/bw/one-core");
-        let than_rxe = if device == Device::Udp { Bound::Reported } else { Bound::Least(RXE_ONE_CORE) };
+        let than_rxe = raw_ethernet(device, Bound::Least(RXE_ONE_CORE));
         let what = format!("{title}: WRITE 1 MiB, both ends on one core, Gbit/s (native rxe: 7 to 10)");
         self.figure(point, what, than_rxe, (&alone, "gbits"), "Gbit/s");
         let what = format!("{title}: WRITE 1 MiB to iperf3 TCP, both on one core");
@@ -113,7 +125,7 @@ impl Judge<'_> {
     fn latency(&mut self, device: Device) {
         let (name, title) = (device.name(), device.title());
         let raw = format!("raw/{name}/ping");
-        let bound = |b: Bound| if device == Device::Udp { Bound::Reported } else { b };
+        let bound = |b: Bound| raw_ethernet(device, b);
         for operation in ["send", "write"] {
             let upper = operation.to_uppercase();
             let spin = format!("uroce/{name}/{operation}/lat/spin");
@@ -139,7 +151,7 @@ impl Judge<'_> {
         let (name, title) = (device.name(), device.title());
         let write = format!("uroce/{name}/write/rate");
         let raw = format!("raw/{name}/rate");
-        let bound = if device == Device::Udp { Bound::Reported } else { Bound::Least(0.25) };
+        let bound = raw_ethernet(device, Bound::Least(0.25));
         let what = format!("{title}: 64-byte WRITEs a second to raw packets a second");
         self.ratio("5", what, bound, (&write, "messages_s"), (&raw, "packets_s"));
         for (who, id) in [
@@ -154,14 +166,26 @@ impl Judge<'_> {
 
     fn connections(&mut self, device: Device) {
         let (name, title) = (device.name(), device.title());
-        let ours = format!("uroce/{name}/connect");
-        for (way, bound) in [("spin/1", Bound::Least(1.0)), ("spin/16", Bound::Reported), ("block/1", Bound::Reported)]
-        {
-            let bound = if device == Device::Udp { Bound::Reported } else { bound };
-            let theirs = format!("tcp/connect/{way}");
-            let what = format!("{title}: connections a second to TCP connect, accept, close ({way} under way)");
-            self.ratio("7", what, bound, (&ours, "connections_s"), (&theirs, "connections_s"));
-        }
+        let spinning = ["tcp/connect/spin/1", "tcp/connect/spin/64"];
+        let rate = |id: &str| self.results.get(id, "connections_s").unwrap_or(0.0);
+        let best = if rate(spinning[0]) >= rate(spinning[1]) { spinning[0] } else { spinning[1] };
+        let ours = [1, 64].map(|n| format!("uroce/{name}/connect/{n}"));
+        let bound = raw_ethernet(device, Bound::Least(1.0));
+        let metric = "connections_s";
+        let what =
+            format!("{title}: connections a second, 64 at once, to the better of spinning TCP's (1 and 64 at once)");
+        self.ratio("7", what, bound, (&ours[1], metric), (best, metric));
+        let what = format!("{title}: connections a second, one by one, to spinning TCP's one by one");
+        self.ratio("7", what, Bound::Reported, (&ours[0], metric), (spinning[0], metric));
+        let what = format!("{title}: connections a second, one by one, to blocking TCP's one by one");
+        self.ratio("7", what, Bound::Reported, (&ours[0], metric), ("tcp/connect/block/1", metric));
+    }
+
+    fn connections_here(&mut self) {
+        let (metric, what) = ("connections_s", "in process, one core: connections a second of processor time");
+        self.figure("7", what.into(), Bound::Least(85_000.0), ("uroce/here/connect/0", metric), "a second");
+        let what = format!("{what}, 1 % of packets lost");
+        self.figure("7", what, Bound::Reported, ("uroce/here/connect/0.01", metric), "a second");
     }
 }
 
@@ -178,7 +202,51 @@ pub(crate) fn judge(results: &Results) -> Vec<Ratio> {
         judge.figure("9", what, Bound::Most(1.0), (&idle, "percent"), "%");
     }
     judge.in_process();
+    judge.connections_here();
     let mut ratios = judge.ratios;
     ratios.sort_by(|a, b| a.point.cmp(&b.point));
     ratios
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::results::Figure;
+
+    fn results(figures: &[(&str, &str, &[f64])]) -> Results {
+        let mut results = Results::default();
+        for (id, metric, samples) in figures {
+            let metrics = BTreeMap::from([((*metric).to_owned(), samples.to_vec())]);
+            results.figures.insert((*id).to_owned(), Figure { metrics, ..Figure::default() });
+        }
+        results
+    }
+
+    #[test]
+    fn medians_are_divided_and_bounds_say_whether_they_hold() {
+        let results = results(&[
+            ("iperf3", "gbits", &[10.0, 11.0, 99.0]),
+            ("uroce/packet/write/bw", "gbits", &[1.0, 22.0, 23.0]),
+            ("uroce/packet/read/bw", "gbits", &[11.0]),
+        ]);
+        let ratios = judge(&results);
+        let found = |what: &str| ratios.iter().find(|r| r.what.contains(what)).unwrap();
+        let tcp = found("WRITE 1 MiB to iperf3");
+        assert_eq!((tcp.measured, tcp.holds), (Some(2.0), Some(true)));
+        let read = found("READ to WRITE");
+        assert_eq!((read.measured, read.holds), (Some(0.5), Some(false)));
+        assert!(ratios.iter().all(|r| !r.what.contains("raw superframe")), "it took no part");
+    }
+
+    #[test]
+    fn who_failed_is_not_measured() {
+        let mut results = results(&[("iperf3", "gbits", &[10.0])]);
+        let failed = Figure { failed: Some("it does not start".into()), ..Figure::default() };
+        results.figures.insert("uroce/udp/write/bw".into(), failed);
+        let ratios = judge(&results);
+        assert_eq!(ratios[0].measured, None);
+        assert_eq!(ratios[0].holds, None);
+    }
 }

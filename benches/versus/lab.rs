@@ -72,6 +72,14 @@ impl End {
         }
     }
 
+    /// Its TAP, and the address of an endpoint behind it.
+    pub(crate) fn tap(self) -> (&'static str, &'static str) {
+        match self {
+            Self::A => ("ta", "10.98.1.1"),
+            Self::B => ("tb", "10.98.1.2"),
+        }
+    }
+
     /// Address and MAC of an endpoint beside the kernel.
     pub(crate) fn own(self) -> (&'static str, &'static str) {
         match self {
@@ -245,6 +253,17 @@ impl Lab {
             ip(&["-n", namespace, "addr", "add", &address, "dev", &interface])?;
             ip(&["-n", namespace, "link", "set", &interface, "mtu", &mtu, "up"])?;
             ip(&["-n", namespace, "link", "set", "lo", "up"])?;
+            // TAPs meet over a second pair: a bridge's port carries no addresses.
+            let (bridge, far) = (format!("br{}", end.letter()), format!("w{}", end.letter()));
+            if end == End::A {
+                ip(&["link", "add", "wa", "netns", &a, "type", "veth", "peer", "name", "wb", "netns", &b])?;
+            }
+            ip(&["-n", namespace, "link", "add", &bridge, "type", "bridge", "mcast_snooping", "0"])?;
+            ip(&["-n", namespace, "tuntap", "add", end.tap().0, "mode", "tap", "vnet_hdr"])?;
+            for port in [far.as_str(), end.tap().0] {
+                ip(&["-n", namespace, "link", "set", port, "mtu", &mtu, "master", &bridge, "up"])?;
+            }
+            ip(&["-n", namespace, "link", "set", &bridge, "mtu", &mtu, "up"])?;
             // The connection loop needs ports.
             lab.run(&Job::new(end, ["sysctl", "-q", "-w", "net.ipv4.ip_local_port_range=1024 65000"]), GRACE * 8)?;
         }
@@ -255,9 +274,12 @@ impl Lab {
     fn take_programs(&self) -> Result<(), Error> {
         let examples = self.itself.parent().ok_or("no folder")?;
         let built = examples.parent().ok_or("no folder")?;
-        for (from, name) in
-            [(built.join("uroce"), "uroce"), (examples.join("raw"), "raw"), (self.itself.clone(), "versus")]
-        {
+        for (from, name) in [
+            (built.join("uroce"), "uroce"),
+            (examples.join("raw"), "raw"),
+            (examples.join("connections"), "connections"),
+            (self.itself.clone(), "versus"),
+        ] {
             let to = self.folder.join(name);
             fs::copy(&from, &to).map_err(|e| format!("{}: {e}; run.sh builds it", from.display()))?;
             fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;

@@ -75,8 +75,9 @@ impl Perf {
         let (near, far) = if self.one_core { ("0", "0") } else { ("0", "1") };
         let nobody = self.device.is_unprivileged();
         let json = if self.device == Device::Loop {
-            let cores = if self.one_core { "0" } else { "0,1" };
-            lab.run(&Job::new(End::B, self.words(lab, true)).on(cores), patience)?.json()?
+            let cores = if self.one_core { "0,0" } else { "1,0" };
+            let words = self.words(lab, true).into_iter().chain(["--cpu".into(), cores.into()]);
+            lab.run(&Job::new(End::B, words).on("0,1"), patience)?.json()?
         } else {
             let server =
                 Job::new(End::A, self.words(lab, false)).on(near).unprivileged(nobody).ready_at("Waiting for client");
@@ -157,23 +158,41 @@ pub(crate) fn percentiles(json: &Value) -> Result<Sample, Error> {
     Ok(sample)
 }
 
-/// Connections a second over the pair, by `uroce cm time`: connecting alone, and all steps from resolving to destroying.
-pub(crate) fn connections(lab: &Lab, device: Device, count: usize) -> Result<Sample, Error> {
-    let nobody = device.is_unprivileged();
-    let words = |end: End, more: &[String]| {
-        let mut words = vec![lab.program("uroce"), "cm".into(), "time".into(), "--device".into(), device.argument(end)];
-        words.extend(["-c".into(), count.to_string()]);
-        words.extend_from_slice(more);
-        words
+/// Connections a second over the pair, `at_once` of them under way, as the example `connections` makes them.
+pub(crate) fn connections(lab: &Lab, device: Device, count: usize, at_once: usize) -> Result<Sample, Error> {
+    let job = |end: End, words: &[String]| {
+        let all = [lab.program("connections")].into_iter().chain(words.iter().cloned());
+        Job::new(end, all).unprivileged(device.is_unprivileged())
     };
-    let server = Job::new(End::A, words(End::A, &[])).unprivileged(nobody);
-    let to = ["-s".to_owned(), device.address(End::A).to_owned(), "--json".to_owned()];
-    let client = Job::new(End::B, words(End::B, &to)).unprivileged(nobody);
-    let json = lab.pair(&server, &client, PATIENCE)?.0.json()?;
-    let steps = json["steps"].as_array().ok_or_else(|| format!("no steps: {json}"))?;
-    let whole: f64 = steps.iter().filter_map(|s| s["us_per_conn"].as_f64()).sum();
-    let rate = json["connects_per_second"].as_f64().ok_or("no rate")?;
-    Ok(Sample::from([("connections_s".into(), rate), ("cycles_s".into(), 1e6 / whole)]))
+    let server = job(End::A, &["serve".into(), device.argument(End::A), "spin".into()]);
+    let to = ["connect".into(), device.argument(End::B), device.address(End::A).to_owned()];
+    let how = [count.to_string(), at_once.to_string(), "spin".into()];
+    let ran = lab.pair(&server, &job(End::B, &[to, how].concat()), PATIENCE)?.0;
+    connection_report(&ran.out)
+}
+
+/// Connections a second in one process, on one core, with packets lost at `loss`.
+pub(crate) fn connections_here(lab: &Lab, count: usize, at_once: usize, loss: &str) -> Result<Sample, Error> {
+    let words = [lab.program("connections"), "direct".into(), count.to_string(), at_once.to_string(), loss.into()];
+    connection_report(&lab.run(&Job::new(End::A, words), PATIENCE * 2)?.out)
+}
+
+/// The figures in what `connections` prints for people.
+fn connection_report(text: &str) -> Result<Sample, Error> {
+    let before = |mark: &str| {
+        let (front, _) = text.split_once(mark)?;
+        front.rsplit([' ', '\n']).next()?.parse::<f64>().ok()
+    };
+    let after = |mark: &str| {
+        let (_, rest) = text.split_once(mark)?;
+        rest.split([',', '\n']).next()?.trim().parse::<f64>().ok()
+    };
+    let rate = before(" a second of processor time").or_else(|| before(" a second,"));
+    let mut sample = Sample::from([("connections_s".into(), rate.ok_or_else(|| format!("no rate in {text}"))?)]);
+    for (name, mark) in [("p50_us", "p50 "), ("p99_us", "p99 "), ("p999_us", "p99.9 ")] {
+        sample.insert(name.into(), after(mark).ok_or_else(|| format!("no {mark}in {text}"))?);
+    }
+    Ok(sample)
 }
 
 /// Percent of a processor that an endpoint takes which waits for a client.

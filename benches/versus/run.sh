@@ -25,5 +25,5 @@ if [ -n "$missing" ]; then
     { apt-get update -q && apt-get install -q -y --no-install-recommends $missing; } >&2
 fi
 cargo build --release -q -p uroce-tools --bin uroce
-cargo build --release -q -p uroce-benches --example raw --example versus
+cargo build --release -q -p uroce-benches --example raw --example connections --example versus
 exec target/release/examples/versus "$@"

@@ -20,6 +20,7 @@ pub(crate) use self::not_built::{Hardware, interface, names, open};
 
 #[cfg(feature = "hw")]
 mod built {
+    use uroce::engine::PollPolicy;
     use uroce::hw::{HwDevice, Library, OpenError, device_names};
     use uroce_cm::hw::{CmLibrary, HwCm};
 
@@ -39,6 +40,8 @@ mod built {
         fn is_hardware(&self) -> bool {
             true
         }
+
+        fn set_poll_policy(&mut self, _: PollPolicy) {}
     }
 
     impl From<OpenError> for Failure {

@@ -14,7 +14,7 @@ use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
 use uroce::device::tap::TapDevice;
 use uroce::device::udp::UdpDevice;
-use uroce::engine::Engine;
+use uroce::engine::{Engine, PollPolicy};
 use uroce::host::{self, Host};
 use uroce::inspect::Inspector;
 use uroce::types::Gid;
@@ -57,12 +57,19 @@ pub(crate) trait Endpoint: WaitVerbs {
     /// Whether it is RDMA hardware, whose connections the kernel makes.
     #[cfg(feature = "hw")]
     fn is_hardware(&self) -> bool;
+
+    /// What waits do while nothing is due. Hardware waits as its driver does.
+    fn set_poll_policy(&mut self, policy: PollPolicy);
 }
 
 impl Endpoint for host::Handle {
     #[cfg(feature = "hw")]
     fn is_hardware(&self) -> bool {
         false
+    }
+
+    fn set_poll_policy(&mut self, policy: PollPolicy) {
+        Self::set_poll_policy(self, policy);
     }
 }
 

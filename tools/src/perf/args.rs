@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
+use uroce::engine::PollPolicy;
 use uroce::types::PathMtu;
 
 use crate::device_arg::DeviceArg;
@@ -193,6 +194,9 @@ pub(crate) struct PerfArgs {
     /// spin sends immediate data along: memory alone wakes nobody
     #[arg(long)]
     pub(super) wait: Option<Wait>,
+    /// Run on this processor alone; with -d loop a second one is for the other end
+    #[arg(long, value_name = "N[,N]", value_delimiter = ',', num_args = 1..=2)]
+    pub(super) cpu: Vec<usize>,
     /// Check the content of messages: that of the last one measured, and of further ones after each size
     #[arg(long)]
     pub(super) verify: bool,
@@ -244,6 +248,17 @@ fn mtu(text: &str) -> Result<u32, String> {
     let bytes = text.parse::<usize>().ok().and_then(PathMtu::from_bytes);
     let bytes = bytes.and_then(|m| u32::try_from(m.bytes()).ok());
     bytes.ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096".into())
+}
+
+impl Wait {
+    /// As the host takes it.
+    pub(super) fn policy(self) -> PollPolicy {
+        match self {
+            Self::Spin => PollPolicy::Spin,
+            Self::Adaptive => PollPolicy::default(),
+            Self::Block => PollPolicy::Block,
+        }
+    }
 }
 
 impl PerfArgs {
@@ -307,6 +322,13 @@ impl PerfArgs {
         if self.gbits { Unit::Gbit } else { Unit::MiB }
     }
 
+    /// Binds the calling thread, the client's or the server's of `-d loop`, to its processor.
+    pub(super) fn pin(&self, is_second: bool) -> Result<(), Failure> {
+        let cpu = if is_second { self.cpu.get(1) } else { self.cpu.first() };
+        let Some(cpu) = cpu else { return Ok(()) };
+        uroce::device::pin_current_thread(*cpu).map_err(|e| Failure::Environment(e.to_string()))
+    }
+
     /// Whether WRITEs of a ping-pong carry immediate data: who sleeps does not look at memory.
     pub(super) fn is_announced(&self) -> bool {
         self.direction == Direction::Lat && self.operation == Operation::Write && self.wait(true) != Wait::Spin
@@ -323,6 +345,9 @@ impl PerfArgs {
         }
         if self.bidirectional && self.duration.is_some() {
             return usage("-b counts messages; leave -D out");
+        }
+        if self.cpu.len() > 1 && self.device != Some(DeviceArg::Loop) {
+            return usage("--cpu takes one processor; two are for both ends of -d loop");
         }
         if self.verify && (self.bidirectional || self.operation == Operation::Atomic) {
             return usage("--verify is for send, write and read in one direction");

@@ -75,6 +75,7 @@ fn run_messages(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     if device == DeviceArg::Loop {
         return run_here(args, out);
     }
+    args.pin(false)?;
     let mut node = Node::open(&device)?;
     let v = node.verbs();
     let mut test = Test::new(args, device, args.host.is_some(), v, out)?;
@@ -88,11 +89,13 @@ fn run_messages(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
 
 /// Both ends in this process, each with a thread of its own.
 fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
+    args.pin(false)?;
     let (mut near, mut far, there) = Node::pair()?;
     let theirs = args.clone();
     // It listens before the client starts, and ends with the process: the client's verdict is the command's.
     let (listening, ready) = std::sync::mpsc::channel();
     std::thread::spawn(move || -> Result<(), Failure> {
+        theirs.pin(true)?;
         let (v, mut mute) = (far.verbs(), Output::mute());
         let mut test = Test::new(&theirs, DeviceArg::Loop, false, v, &mut mute)?;
         test.listen(v)?;
@@ -135,6 +138,7 @@ impl<'a> Test<'a> {
         out: &'a mut Output,
     ) -> Result<Self, Failure> {
         let (gid_index, gid) = node::gid(&v.query_gids(), args.gid_index)?;
+        v.set_poll_policy(args.wait(is_client).policy());
         let (announced, connections) = (args.is_announced(), Connections::new(v)?);
         Ok(Self { args, device, gid_index, gid, is_client, announced, connections, ids: Vec::new(), out })
     }

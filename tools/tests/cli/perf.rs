@@ -91,7 +91,9 @@ fn content_is_checked_however_both_sides_wait() {
 #[test]
 fn a_part_of_a_second_is_a_duration() {
     for direction in ["bw", "lat"] {
-        let ran = run(&["perf", "write", direction, "-d", "loop", "-D", "0.05", "--verify", "-s", "64", "--json"]);
+        let ran = run(&[
+            "perf", "write", direction, "-d", "loop", "-D", "0.05", "--verify", "-s", "64", "--cpu", "0,0", "--json",
+        ]);
         assert_eq!(ran.code, 0, "{ran:?}");
         assert!(ran.json()["results"][0]["n_iterations"].as_u64().unwrap() > 0, "{ran:?}");
     }
@@ -139,6 +141,8 @@ fn wrong_usage() {
     assert_eq!(perf(&["send", "bw", "-n", "4"]).code, 2, "at least 5, as perftest");
     assert_eq!(perf(&["send", "bw", "-c", "XRC"]).code, 2);
     perf(&["send", "lat", "-b"]).fails(2, "-b is for bw");
+    perf(&["write", "bw", "--cpu", "0,1"]).fails(2, "two are for both ends of -d loop");
+    perf(&["write", "bw", "--cpu", "100000"]).fails(4, "100000");
     perf(&["write", "bw", "-b", "--verify"]).fails(2, "--verify is for send, write and read in one direction");
     perf(&["atomic", "bw", "--sizes", "8"]).fails(2, "leave --sizes out");
     assert_eq!(perf(&["write", "bw", "-D", "0"]).code, 2, "nothing can be measured in no time");
