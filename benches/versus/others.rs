@@ -72,7 +72,8 @@ pub(crate) fn ucx(lab: &Lab, test: &str, size: usize, messages: usize) -> Result
     let job = |end: End, words: &[&str]| {
         Job::new(end, words.iter().copied()).with("UCX_TLS", "tcp").with("UCX_NET_DEVICES", end.interface())
     };
-    let server = job(End::A, &["ucx_perftest", "-p", "13400"]).ready_at("Waiting");
+    // Its words would else wait in a buffer.
+    let server = job(End::A, &["stdbuf", "-oL", "ucx_perftest", "-p", "13400"]).ready_at("Waiting");
     let (size, messages) = (size.to_string(), messages.to_string());
     let words =
         ["ucx_perftest", End::A.address(), "-p", "13400", "-t", test, "-s", &size, "-n", &messages, "-w", "500", "-f"];
