@@ -20,6 +20,11 @@ pub const RX_BUDGET: usize = 64;
 /// Bursts sent in one round, before the next look at what arrived: acknowledgements of a long message are read while it
 /// is still going out.
 pub const TX_BUDGET: usize = 64;
+/// Bytes after which a round receives, or sends, no more: a round of superframes takes no longer than one of small
+/// packets. The burst that passes it is still moved; what is received next is estimated by what came before.
+pub const ROUND_BYTES: usize = 256 << 10;
+/// Bursts received in one round, however long they are.
+const RX_LEAST: usize = 4;
 
 /// The system's monotonic clock, counted from when it was made.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +72,7 @@ pub(crate) struct Round {
     pub(crate) at: Instant,
     received: usize,
     sent: usize,
+    cut_short: bool,
 }
 
 impl Round {
@@ -77,7 +83,7 @@ impl Round {
 
     /// Whether the round ended with more to do at once.
     pub(crate) const fn cut_short(self) -> bool {
-        self.received >= RX_BUDGET || self.sent >= TX_BUDGET
+        self.cut_short
     }
 }
 
@@ -87,6 +93,8 @@ pub struct Engine<D, C = MonotonicClock> {
     endpoint: Endpoint,
     clock: C,
     patience: Patience,
+    /// Bursts to receive in the next round, at most.
+    rx_budget: usize,
 }
 
 /// The configuration of an endpoint that suits `device`.
@@ -126,7 +134,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
     /// An engine on `clock`.
     #[must_use]
     pub fn with_clock(device: D, endpoint: Endpoint, clock: C) -> Self {
-        Self { device, endpoint, clock, patience: Patience::new(PollPolicy::default()) }
+        Self { device, endpoint, clock, patience: Patience::new(PollPolicy::default()), rx_budget: RX_BUDGET }
     }
 
     /// One round: receives what waits, runs timers that are due, sends what is ready, each within its budget. Returns
@@ -143,13 +151,20 @@ impl<D: Device, C: Clock> Engine<D, C> {
         while let Err((group, _)) = self.apply_memberships() {
             self.endpoint.membership_failed(group);
         }
-        let endpoint = &mut self.endpoint;
-        let received = self.device.receive(now, RX_BUDGET, &mut |burst| endpoint.handle_burst(now, burst))?;
+        let (endpoint, mut bytes) = (&mut self.endpoint, 0);
+        let budget = self.rx_budget;
+        let received = self.device.receive(now, budget, &mut |burst| {
+            bytes += burst.bytes.len();
+            endpoint.handle_burst(now, burst);
+        })?;
+        if let Some(each) = bytes.checked_div(received) {
+            self.rx_budget = (ROUND_BYTES / each.max(1)).clamp(RX_LEAST, RX_BUDGET);
+        }
         if endpoint.poll_timeout().is_some_and(|due| due <= now) {
             endpoint.handle_timeout(now);
         }
-        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
-        Ok(Round { at: now, received, sent })
+        let (sent, more) = self.transmit(now)?;
+        Ok(Round { at: now, received, sent, cut_short: more || received >= budget })
     }
 
     /// Tells the device of multicast groups that QPs were attached to or detached from. Every round does it first.
@@ -166,9 +181,23 @@ impl<D: Device, C: Clock> Engine<D, C> {
 
     /// Sends what is ready, within the budget, and does nothing else: what arrived meanwhile is for the next round.
     pub(crate) fn push(&mut self) -> Result<Round, DeviceError> {
-        let (now, endpoint) = (self.clock.now(), &mut self.endpoint);
-        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
-        Ok(Round { at: now, received: 0, sent })
+        let now = self.clock.now();
+        let (sent, cut_short) = self.transmit(now)?;
+        Ok(Round { at: now, received: 0, sent, cut_short })
+    }
+
+    /// Sends what is ready, within the budget; returns how many bursts, and whether the budget ended it.
+    fn transmit(&mut self, now: Instant) -> Result<(usize, bool), DeviceError> {
+        let (endpoint, mut bytes) = (&mut self.endpoint, 0);
+        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| {
+            if bytes >= ROUND_BYTES {
+                return None;
+            }
+            let burst = endpoint.poll_transmit(now, room)?;
+            bytes += burst.len;
+            Some(burst)
+        })?;
+        Ok((sent, sent >= TX_BUDGET || bytes >= ROUND_BYTES))
     }
 
     /// What [`Engine::run_until`] and [`Engine::run_until_some`] do while nothing is due.

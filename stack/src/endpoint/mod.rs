@@ -10,6 +10,7 @@ mod peer_ids;
 mod probes;
 mod report;
 mod timers;
+mod turn;
 mod verbs;
 
 use core::net::{IpAddr, Ipv4Addr};
@@ -19,6 +20,7 @@ pub use config::EndpointConfig;
 pub use multicast::MembershipChange;
 pub use probes::{PROBE_SOURCES, PROBE_WINDOW, ProbeSource};
 pub use report::{CqReport, DeviceReport, MrReport, Page, QpReport, SrqReport};
+pub use turn::{BURST_BYTES, TURN_BYTES};
 pub(crate) use verbs::bind_request;
 
 use crate::burst::{IcrcMode, Medium, RxBurst, RxIds, TxBurst, TxRoom};
@@ -39,6 +41,7 @@ use multicast::Groups;
 use peer_ids::PeerIds;
 use probes::{Probe, Probes};
 use timers::Timers;
+use turn::Turn;
 
 /// Multicast memberships of an endpoint at most.
 pub const MAX_MULTICAST: usize = 1024;
@@ -69,6 +72,7 @@ struct QpSlot {
     counters: Counters,
     /// Stands in the ring of QPs that may have something to send.
     queued: bool,
+    turn: Turn,
 }
 
 /// A RoCEv2 endpoint.
@@ -413,20 +417,25 @@ impl Endpoint {
         self.timers.len()
     }
 
-    /// Writes the next burst into `room`: packets of one QP. QPs take turns, one burst each.
+    /// Writes the next burst into `room`: packets of one QP. QPs take turns of [`TURN_BYTES`], so that each gets as much of
+    /// the device as the others, whatever the length of its packets.
     pub fn poll_transmit(&mut self, now: Instant, mut room: TxRoom<'_>) -> Option<TxBurst> {
         self.now = now;
         room.segments_max = room.segments_max.min(self.config.segments_max).max(1);
         while let Some(handle) = self.active.pop_front() {
             let burst = self.with_qp(handle, |qp, cx| qp.poll_transmit(cx, &mut room)).flatten();
-            let slot = self.qps.get_mut(handle);
+            let mut slot = self.qps.get_mut(handle);
             let Some(burst) = burst else {
                 if let Some(slot) = slot {
                     slot.queued = false;
                 }
                 continue;
             };
-            self.active.push_back(handle);
+            if slot.as_mut().is_none_or(|slot| slot.turn.ends_after(burst.len)) {
+                self.active.push_back(handle);
+            } else {
+                self.active.push_front(handle);
+            }
             // From BTH to ICRC: on Ethernet the outer headers are in the burst, once.
             let outer = if room.medium == Medium::Ip { burst.flow.header_len() } else { 0 };
             for counters in [Some(&mut self.counters), slot.map(|s| &mut s.counters)].into_iter().flatten() {

@@ -1,5 +1,6 @@
 //! The verbs over the endpoint's tables.
 
+use super::turn::Turn;
 use super::{
     Endpoint, FIRST_QPN, MAX_AHS, MAX_CQE, MAX_CQS, MAX_INLINE, MAX_MULTICAST, MAX_PDS, MAX_SGE, MAX_SRQS, MAX_WR,
     QpSlot,
@@ -243,7 +244,7 @@ impl Verbs for Endpoint {
         let spare = &mut self.spare;
         let make = |handle| {
             let qp = Qp::new(handle, qpn, &init, srq, datagram_mtu, options, spare);
-            QpSlot { qp, counters: Counters::default(), queued: false }
+            QpSlot { qp, counters: Counters::default(), queued: false, turn: Turn::default() }
         };
         let handle = self.qps.insert_with(make).ok_or(limit("queue pairs", self.config.max_qp))?;
         self.by_qpn.insert(qpn.get(), handle);

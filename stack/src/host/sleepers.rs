@@ -90,7 +90,8 @@ impl Sleepers {
         }
         let mut result = Ok(false);
         let left = Instant::from_nanos(until).saturating_since((reasons.now)());
-        if !left.is_zero() && !(watching && (reasons.arm)()) && !(reasons.awake)() {
+        let waits_already = watching && (reasons.arm)();
+        if !left.is_zero() && !waits_already && !(reasons.awake)() {
             let mut timeout = (until != u64::MAX).then_some(left);
             let mine = Watch::Readable(waker.as_raw_fd());
             let mut both = [mine, mine];

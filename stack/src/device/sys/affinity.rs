@@ -1,4 +1,5 @@
-//! Which processors a thread may run on: `sched_getaffinity(2)` and `sched_setaffinity(2)`; and what it has used of them.
+//! Which processors a thread may run on: `sched_getaffinity(2)` and `sched_setaffinity(2)`; and what it has used of them:
+//! `clock_gettime(2)`.
 #![allow(unsafe_code)] // This directory is where system calls are.
 
 use core::fmt;
@@ -121,17 +122,13 @@ pub fn pin_current_thread(cpu: usize) -> Result<(), PinError> {
 /// # Errors
 /// The system's answer.
 pub fn thread_cpu_time() -> io::Result<Duration> {
-    // SAFETY: `rusage` is plain data for which all zeroes is a value.
-    let mut usage: libc::rusage = unsafe { mem::zeroed() };
-    // SAFETY: `usage` outlives the call.
-    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) } != 0 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` outlives the call.
+    if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let time = |t: libc::timeval| {
-        let whole = |n: i64| u64::try_from(n).unwrap_or(0);
-        Duration::from_secs(whole(t.tv_sec)) + Duration::from_micros(whole(t.tv_usec))
-    };
-    Ok(time(usage.ru_utime) + time(usage.ru_stime))
+    let [seconds, nanos] = [i64::from(time.tv_sec), i64::from(time.tv_nsec)].map(|n| u64::try_from(n).unwrap_or(0));
+    Ok(Duration::from_secs(seconds) + Duration::from_nanos(nanos))
 }
 
 #[cfg(test)]
