@@ -21,10 +21,8 @@ pub const RX_BUDGET: usize = 64;
 /// is still going out.
 pub const TX_BUDGET: usize = 64;
 /// Bytes after which a round receives, or sends, no more: a round of superframes takes no longer than one of small
-/// packets. The burst that passes it is still moved; what is received next is estimated by what came before.
+/// packets. What passes it is still moved.
 pub const ROUND_BYTES: usize = 256 << 10;
-/// Bursts received in one round, however long they are.
-const RX_LEAST: usize = 4;
 
 /// The system's monotonic clock, counted from when it was made.
 #[derive(Clone, Copy, Debug)]
@@ -93,8 +91,8 @@ pub struct Engine<D, C = MonotonicClock> {
     endpoint: Endpoint,
     clock: C,
     patience: Patience,
-    /// Bursts to receive in the next round, at most.
-    rx_budget: usize,
+    /// Bursts that are expected to fill a round.
+    rx_portion: usize,
 }
 
 /// The configuration of an endpoint that suits `device`.
@@ -134,7 +132,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
     /// An engine on `clock`.
     #[must_use]
     pub fn with_clock(device: D, endpoint: Endpoint, clock: C) -> Self {
-        Self { device, endpoint, clock, patience: Patience::new(PollPolicy::default()), rx_budget: RX_BUDGET }
+        Self { device, endpoint, clock, patience: Patience::new(PollPolicy::default()), rx_portion: RX_BUDGET }
     }
 
     /// One round: receives what waits, runs timers that are due, sends what is ready, each within its budget. Returns
@@ -151,20 +149,13 @@ impl<D: Device, C: Clock> Engine<D, C> {
         while let Err((group, _)) = self.apply_memberships() {
             self.endpoint.membership_failed(group);
         }
-        let (endpoint, mut bytes) = (&mut self.endpoint, 0);
-        let budget = self.rx_budget;
-        let received = self.device.receive(now, budget, &mut |burst| {
-            bytes += burst.bytes.len();
-            endpoint.handle_burst(now, burst);
-        })?;
-        if let Some(each) = bytes.checked_div(received) {
-            self.rx_budget = (ROUND_BYTES / each.max(1)).clamp(RX_LEAST, RX_BUDGET);
-        }
+        let (received, cut_short) = self.receive(now)?;
+        let endpoint = &mut self.endpoint;
         if endpoint.poll_timeout().is_some_and(|due| due <= now) {
             endpoint.handle_timeout(now);
         }
         let (sent, more) = self.transmit(now)?;
-        Ok(Round { at: now, received, sent, cut_short: more || received >= budget })
+        Ok(Round { at: now, received, sent, cut_short: cut_short || more })
     }
 
     /// Tells the device of multicast groups that QPs were attached to or detached from. Every round does it first.
@@ -184,6 +175,27 @@ impl<D: Device, C: Clock> Engine<D, C> {
         let now = self.clock.now();
         let (sent, cut_short) = self.transmit(now)?;
         Ok(Round { at: now, received: 0, sent, cut_short })
+    }
+
+    /// Receives what waits, within the budget; returns how many bursts, and whether the budget ended it.
+    fn receive(&mut self, now: Instant) -> Result<(usize, bool), DeviceError> {
+        let (mut received, mut bytes) = (0, 0);
+        loop {
+            // As many as are expected to fill the round; when they turn out shorter, more.
+            let (want, endpoint) = (self.rx_portion.min(RX_BUDGET - received), &mut self.endpoint);
+            let got = self.device.receive(now, want, &mut |burst| {
+                bytes += burst.bytes.len();
+                endpoint.handle_burst(now, burst);
+            })?;
+            received += got;
+            if let Some(each) = bytes.checked_div(received) {
+                self.rx_portion = (ROUND_BYTES / each.max(1)).clamp(1, RX_BUDGET);
+            }
+            let is_full = received >= RX_BUDGET || bytes >= ROUND_BYTES;
+            if is_full || got < want {
+                return Ok((received, is_full));
+            }
+        }
     }
 
     /// Sends what is ready, within the budget; returns how many bursts, and whether the budget ended it.
