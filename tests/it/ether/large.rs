@@ -125,21 +125,14 @@ fn plain_socket(ns: &str, ethertype: u16) -> Socket {
     socket
 }
 
-/// A read that a signal interrupts is made again.
-fn patiently_read(mut read: impl FnMut() -> std::io::Result<usize>) -> usize {
-    loop {
-        match read() {
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            other => return other.expect("a frame within five seconds"),
-        }
-    }
-}
-
 /// The next frame from `src`.
 fn next_frame(mut socket: &Socket, src: IpAddr) -> Vec<u8> {
     let mut frame = vec![0; 70_000];
     loop {
-        let len = patiently_read(|| socket.read(&mut frame));
+        let len = match socket.read(&mut frame) {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            len => len.expect("a frame within five seconds"),
+        };
         if parse_ethernet(&frame[..len]).is_ok_and(|p| p.flow.src == src) {
             frame.truncate(len);
             return frame;
@@ -162,18 +155,15 @@ fn udp_sum(addresses: &[u8], datagram: &[u8]) -> u64 {
 fn segmented(lab: &Lab, mut a: AfPacket, macs: (MacAddr, MacAddr), f: Flow, answering: Option<AfPacket>) {
     ip(&format!("-n {} link set v0 gso_max_size 4000", lab.a));
     let socket = plain_socket(&lab.b, if f.dst.is_ipv4() { 0x0800 } else { 0x86dd });
-    let mut answering = answering;
     let first = send_large(&mut a, f);
-    if let Some(b) = &mut answering {
+    if let Some(mut b) = answering {
         // Its answer to the question.
-        let got = until(&mut a, b, SEGMENTS);
+        let got = until(&mut a, &mut b, SEGMENTS);
         assert!(got.iter().all(|g| g.flow == f));
-    } else {
-        driven(&mut a, || next_frame_waits(&socket));
     }
-    for index in 0..SEGMENTS {
-        let frame = next_frame(&socket, f.src);
-        let parsed = parse_ethernet(&frame).unwrap();
+    let frames: Vec<Vec<u8>> = driven(&mut a, || (0..SEGMENTS).map(|_| next_frame(&socket, f.src)).collect());
+    for (index, frame) in frames.iter().enumerate() {
+        let parsed = parse_ethernet(frame).unwrap();
         assert_eq!((parsed.dst_mac, parsed.src_mac), macs);
         // A plain socket is not told of the tag.
         assert_eq!(parsed.flow, Flow { vlan: None, ..f });
@@ -200,12 +190,6 @@ fn segmented(lab: &Lab, mut a: AfPacket, macs: (MacAddr, MacAddr), f: Flow, answ
         assert_eq!(icrc, reference_icrc(packet), "ICRC of segment {index}");
     }
     assert_eq!((a.lost(), a.superframe_counters().sent), (Default::default(), 1));
-}
-
-/// Until something waits there.
-fn next_frame_waits(socket: &Socket) {
-    let mut first = [std::mem::MaybeUninit::uninit(); 64];
-    patiently_read(|| socket.peek(&mut first));
 }
 
 #[test]

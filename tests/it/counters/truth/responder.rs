@@ -290,7 +290,8 @@ impl Responder {
     /// It sent an answer: the one whose turn it was.
     pub(super) fn sent(&mut self, head: &Head) {
         // An ACK that waits alone speaks for all that was executed since.
-        if let ([Waiting { answer: Answer::Ack(psn), .. }], Some(last)) = (self.queue.make_contiguous(), self.last_data) {
+        if let ([Waiting { answer: Answer::Ack(psn), .. }], Some(last)) = (self.queue.make_contiguous(), self.last_data)
+        {
             *psn = last;
         }
         let front = self.queue.front_mut().unwrap_or_else(|| panic!("an answer to nothing: {head:?}"));
