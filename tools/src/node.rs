@@ -12,8 +12,8 @@ use uroce::device::af_xdp::AfXdp;
 use uroce::device::impair::{ImpairModel, Impaired};
 use uroce::device::loopback::Switch;
 use uroce::device::pnet::PnetDevice;
-use uroce::device::tap::TapDevice;
-use uroce::device::udp::UdpDevice;
+use uroce::device::tap::{TapConfig, TapDevice};
+use uroce::device::udp::{UdpDevice, UdpOptions};
 use uroce::engine::{Engine, PollPolicy};
 use uroce::host::{self, Host};
 use uroce::inspect::Inspector;
@@ -32,10 +32,18 @@ use crate::wrap;
 /// Opens the device. Nothing is sent.
 fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
     wrap::wrap(match device {
-        DeviceArg::Udp(address) => Box::new(UdpDevice::open(*address)?),
+        DeviceArg::Udp(address) => {
+            let usual = UdpOptions::default();
+            let segments_max = wrap::segments_max().unwrap_or(usual.segments_max);
+            Box::new(UdpDevice::open_with(*address, UdpOptions { segments_max, ..usual })?)
+        }
         DeviceArg::Packet(packet) => Box::new(AfPacket::open(packet.config())?),
         DeviceArg::Xdp(xdp) => Box::new(AfXdp::open(&xdp.config())?),
-        DeviceArg::Tap(tap) => Box::new(TapDevice::open(tap.config())?),
+        DeviceArg::Tap(tap) => {
+            let usual = tap.config();
+            let segments_max = wrap::segments_max().unwrap_or(usual.segments_max);
+            Box::new(TapDevice::open(TapConfig { segments_max, ..usual })?)
+        }
         DeviceArg::Pnet(name) => Box::new(PnetDevice::open(name)?),
         // A switch of its own: nobody else is on it.
         DeviceArg::Loop => Box::new(Switch::new().port(&[Ipv4Addr::LOCALHOST.into()])),
