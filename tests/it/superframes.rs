@@ -318,3 +318,30 @@ fn bytes_in_flight_stay_below_the_limit_of_the_qp() {
     p.settle();
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success)]);
 }
+
+#[test]
+fn an_acknowledgement_rides_behind_requests_and_is_not_kept_waiting_by_them() {
+    let mut p = pair(QpType::Rc);
+    let (here, there) = (p.a.remote(0), p.b.remote(0));
+    p.a.send(1, Operation::Write(there), 0, 8);
+    let ping = sent(&mut p, Side::A, 16, 9000);
+    hand(&mut p, Side::B, &ping[0]);
+    p.b.send(2, Operation::Write(here), 100, 8);
+    // The answer of the program and the ACK of what it answers, in one burst; the ACK is the shorter.
+    let pong = sent(&mut p, Side::B, 16, 9000);
+    assert_eq!(pong.iter().map(Sent::shape).collect::<Vec<_>>(), [[(0x0A, 8), (0x11, 0)]]);
+    hand(&mut p, Side::A, &pong[0]);
+    assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success)]);
+
+    // Requests that leave no room, burst after burst: the ACK has the second turn.
+    let ack = sent(&mut p, Side::A, 16, 9000);
+    hand(&mut p, Side::B, &ack[0]);
+    p.a.send(3, Operation::Write(there), 0, 8);
+    let again = sent(&mut p, Side::A, 16, 9000);
+    hand(&mut p, Side::B, &again[0]);
+    for wr_id in 4..8 {
+        p.b.send(wr_id, Operation::Write(here), 100, 256);
+    }
+    let opcodes: Vec<_> = sent(&mut p, Side::B, 2, 9000).iter().map(Sent::shape).collect();
+    assert_eq!(opcodes, [vec![(0x0A, 256), (0x0A, 256)], vec![(0x11, 0)], vec![(0x0A, 256), (0x0A, 256)]]);
+}

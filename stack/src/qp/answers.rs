@@ -293,12 +293,16 @@ impl Answers {
         self.queue.insert(at, Waiting { answer, repeat });
     }
 
+    /// Whether a positive ACK waits, and nothing else.
+    pub(crate) fn is_ack_alone(&self) -> bool {
+        let ack = |w: &Waiting| matches!(w.answer, Answer::Acknowledge(_, Aeth { syndrome: Syndrome::Ack { .. }, .. }));
+        self.queue.len() == 1 && self.queue.front().is_some_and(ack)
+    }
+
     /// Lets a positive ACK that waits alone speak for all that was executed since it was queued.
     pub(crate) fn extend_ack(&mut self, psn: Psn, msn: Msn) {
-        let alone = self.queue.len() == 1;
-        if let Some(Waiting { answer: Answer::Acknowledge(of, aeth), .. }) = self.queue.front_mut()
-            && alone
-            && matches!(aeth.syndrome, Syndrome::Ack { .. })
+        if self.is_ack_alone()
+            && let Some(Waiting { answer: Answer::Acknowledge(of, aeth), .. }) = self.queue.front_mut()
         {
             (*of, aeth.msn) = (psn, msn);
         }

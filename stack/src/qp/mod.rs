@@ -44,6 +44,7 @@ pub use window::{MAX_READ_PSNS, MAX_UNACKED};
 
 use assembly::{Assembly, ReceiveQueue, Refusal};
 use completer::ResponseError;
+use emit::BurstWriter;
 use migrate::Migration;
 use notify::Notifier;
 use path::Path;
@@ -146,8 +147,10 @@ pub struct Qp {
     last_error: Option<ErrorDetail>,
     notify_drained: bool,
     established: bool,
-    /// The last packet was an answer: it is a request's turn.
+    /// The last burst was of answers: it is a request's turn.
     answered: bool,
+    /// The last burst was of requests, and an ACK that waited found no place in it: it is an answer's turn.
+    overdue: bool,
 }
 
 impl Qp {
@@ -211,6 +214,7 @@ impl Qp {
             notify_drained: false,
             established: false,
             answered: false,
+            overdue: false,
         }
     }
 
@@ -522,8 +526,9 @@ impl Qp {
         }
     }
 
-    /// Writes the next packet: an answer first, as a peer waits for it; then they take turns with requests, which a
-    /// peer that always has READs outstanding would keep back for ever.
+    /// Writes the next burst: answers first, as a peer waits for them; then they take turns with requests, which a
+    /// peer that always has READs outstanding would keep back for ever. An ACK alone rides behind requests where bursts have
+    /// room for it: of all packets it is the shortest, and one packet of a burst costs next to nothing.
     pub fn poll_transmit(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
         if let Some(path) = &self.path
             && let Some(burst) = self.notifier.poll_transmit(path, room)
@@ -531,9 +536,11 @@ impl Qp {
             cx.counters.np_cnp_sent += 1;
             return Some(burst);
         }
-        if core::mem::take(&mut self.answered)
+        let overdue = core::mem::take(&mut self.overdue);
+        if (core::mem::take(&mut self.answered) || (room.segments_max > 1 && !overdue && self.has_ack_alone()))
             && let Some(burst) = self.poll_requests(cx, room)
         {
+            self.overdue = self.has_ack_alone();
             return Some(burst);
         }
         if let (Receiver::Rc(responder), Some(path)) = (&mut self.receiver, &self.path)
@@ -557,6 +564,10 @@ impl Qp {
         self.poll_requests(cx, room)
     }
 
+    fn has_ack_alone(&self) -> bool {
+        matches!(&self.receiver, Receiver::Rc(responder) if responder.has_ack_alone())
+    }
+
     fn poll_requests(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
         match self.state {
             QpState::Rts | QpState::Sqd => {}
@@ -573,11 +584,18 @@ impl Qp {
         let result = match (&mut self.sender, &mut self.path) {
             (Sender::Connected(requester), Some(path)) => {
                 path.rotate(requester, cx.source_ports, cx.rng);
-                let result = requester.poll_transmit(&self.id, path, cx, room);
+                let mut burst = BurstWriter::new(room, &path.request_flow);
+                let result = requester.poll_transmit(&self.id, path, cx, &mut burst);
                 if requester.service == Service::Uc {
                     requester.complete_sent(&self.id, cx);
                 }
-                result
+                if let Receiver::Rc(responder) = &mut self.receiver
+                    && !burst.is_empty()
+                    && path.flow == path.request_flow
+                {
+                    responder.append_ack(&self.id, path, cx, &mut burst);
+                }
+                result.map(|()| burst.finish())
             }
             (Sender::Connected(_), None) => return None,
             (Sender::Datagram(_), _) if self.state == QpState::Sqd => return None,

@@ -14,7 +14,6 @@ use super::path::Path;
 use super::progress::{Behind, Progress, Waiting};
 use super::send_queue::{SendQueue, Wqe};
 use super::window::Window;
-use crate::burst::{TxBurst, TxRoom};
 use crate::time::{Duration, Instant};
 use crate::types::{AckTimeout, Psn, RetryCount, RnrRetry};
 use crate::verbs::{FailureKind, Operation, WcStatus};
@@ -223,7 +222,7 @@ impl Requester {
         }
     }
 
-    /// Writes the next request packets, as many as may go and fit one burst.
+    /// Adds the next request packets to an empty burst, as many as may go and fit.
     ///
     /// What fails behind packets that were written fails again, alone, when it is asked for next.
     pub(crate) fn poll_transmit(
@@ -231,21 +230,19 @@ impl Requester {
         id: &Ident,
         path: &Path,
         cx: &mut Cx<'_>,
-        room: &mut TxRoom<'_>,
-    ) -> Result<Option<TxBurst>, SendFailure> {
+        burst: &mut BurstWriter<'_, '_>,
+    ) -> Result<(), SendFailure> {
         if self.rnr_deadline.is_some_and(|t| cx.now < t) {
-            return Ok(None);
+            return Ok(());
         }
         self.rnr_deadline = None;
-        let mut burst = BurstWriter::new(room, &path.request_flow);
         loop {
-            match self.append(id, path, cx, &mut burst) {
+            match self.append(id, path, cx, burst) {
                 Ok(true) if burst.is_open() => {}
                 Err(failure) if burst.is_empty() => return Err(failure),
-                _ => break,
+                _ => return Ok(()),
             }
         }
-        Ok(burst.finish())
     }
 
     /// Adds the next request packet to the burst; false when none may go, or it does not fit.

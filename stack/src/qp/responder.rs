@@ -384,9 +384,7 @@ impl Responder {
         room: &mut TxRoom<'_>,
     ) -> (Option<TxBurst>, bool) {
         let mut failed = false;
-        if let Some(psn) = self.ack_psn {
-            self.answers.extend_ack(psn, self.msn);
-        }
+        self.extend_ack();
         let mut burst = BurstWriter::new(room, &path.flow);
         // Each failure drops the front, or puts a NAK in place of everything; where not even that has room, an end is made.
         let mut failures = 0;
@@ -411,6 +409,30 @@ impl Responder {
             }
         }
         (burst.finish(), failed)
+    }
+
+    fn extend_ack(&mut self) {
+        if let Some(psn) = self.ack_psn {
+            self.answers.extend_ack(psn, self.msn);
+        }
+    }
+
+    /// Whether an ACK waits, and nothing else.
+    pub(crate) fn has_ack_alone(&self) -> bool {
+        self.answers.is_ack_alone()
+    }
+
+    /// Adds an ACK that waits alone to a burst of requests, if it fits.
+    pub(crate) fn append_ack(&mut self, id: &Ident, path: &Path, cx: &mut Cx<'_>, burst: &mut BurstWriter<'_, '_>) {
+        if !self.answers.is_ack_alone() || !burst.is_open() {
+            return;
+        }
+        self.extend_ack();
+        if let Some(answer) = self.answers.front()
+            && write_answer(&answer, self.ack_syndrome(), id, path, cx, (burst, &mut self.icrcs)) == Ok(true)
+        {
+            self.answers.sent_one();
+        }
     }
 }
 
