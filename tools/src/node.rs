@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr};
 use std::net::{ToSocketAddrs, UdpSocket};
 
 use uroce::device::Device;
-use uroce::device::af_packet::AfPacket;
+use uroce::device::af_packet::{AfPacket, AfPacketConfig};
 use uroce::device::af_xdp::AfXdp;
 use uroce::device::impair::{ImpairModel, Impaired};
 use uroce::device::loopback::Switch;
@@ -37,7 +37,11 @@ fn open_device(device: &DeviceArg) -> Result<Box<dyn Device>, Failure> {
             let segments_max = wrap::segments_max().unwrap_or(usual.segments_max);
             Box::new(UdpDevice::open_with(*address, UdpOptions { segments_max, ..usual })?)
         }
-        DeviceArg::Packet(packet) => Box::new(AfPacket::open(packet.config())?),
+        DeviceArg::Packet(packet) => {
+            let usual = packet.config();
+            let segments_max = wrap::segments_max().unwrap_or(usual.segments_max);
+            Box::new(AfPacket::open(AfPacketConfig { segments_max, ..usual })?)
+        }
         DeviceArg::Xdp(xdp) => Box::new(AfXdp::open(&xdp.config())?),
         DeviceArg::Tap(tap) => {
             let usual = tap.config();
