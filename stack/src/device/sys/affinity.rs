@@ -127,7 +127,7 @@ pub fn thread_cpu_time() -> io::Result<Duration> {
     if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    let [seconds, nanos] = [i64::from(time.tv_sec), i64::from(time.tv_nsec)].map(|n| u64::try_from(n).unwrap_or(0));
+    let [seconds, nanos] = [time.tv_sec, time.tv_nsec].map(|n| u64::try_from(n).unwrap_or(0));
     Ok(Duration::from_secs(seconds) + Duration::from_nanos(nanos))
 }
 
