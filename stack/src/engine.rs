@@ -20,8 +20,8 @@ pub const RX_BUDGET: usize = 64;
 /// Bursts sent in one round, before the next look at what arrived: acknowledgements of a long message are read while it
 /// is still going out.
 pub const TX_BUDGET: usize = 64;
-/// Bytes after which a round receives, or sends, no more: a round of superframes takes no longer than one of small
-/// packets. What passes it is still moved.
+/// Bytes after which a round receives no more: superframes keep timers and transmission waiting no longer than small
+/// packets do. What passes it is still moved. What is sent has a limit in bytes already: the windows of its QPs.
 pub const ROUND_BYTES: usize = 256 << 10;
 
 /// The system's monotonic clock, counted from when it was made.
@@ -200,16 +200,9 @@ impl<D: Device, C: Clock> Engine<D, C> {
 
     /// Sends what is ready, within the budget; returns how many bursts, and whether the budget ended it.
     fn transmit(&mut self, now: Instant) -> Result<(usize, bool), DeviceError> {
-        let (endpoint, mut bytes) = (&mut self.endpoint, 0);
-        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| {
-            if bytes >= ROUND_BYTES {
-                return None;
-            }
-            let burst = endpoint.poll_transmit(now, room)?;
-            bytes += burst.len;
-            Some(burst)
-        })?;
-        Ok((sent, sent >= TX_BUDGET || bytes >= ROUND_BYTES))
+        let endpoint = &mut self.endpoint;
+        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
+        Ok((sent, sent >= TX_BUDGET))
     }
 
     /// What [`Engine::run_until`] and [`Engine::run_until_some`] do while nothing is due.
