@@ -208,6 +208,34 @@ pub(crate) fn judge(results: &Results) -> Vec<Ratio> {
     ratios
 }
 
+/// What the guest's results allow to be judged.
+pub(crate) fn judge_guest(results: &Results) -> Vec<Ratio> {
+    let mut judge = Judge { results, ratios: Vec::new() };
+    let (write, gbits) = ("uroce/write/bw", "gbits");
+    let floor = ["copy_crc_gbits", "crc_copy_gbits"].map(|m| results.get("floor", m));
+    let slower = if floor[0] < floor[1] { "copy_crc_gbits" } else { "crc_copy_gbits" };
+    let [ours, rxe, bound] =
+        [(write, gbits), ("rxe/write/bw", gbits), ("floor", slower)].map(|(i, m)| results.get(i, m));
+    // Five times rxe, or 0.7 of what copies and CRCs allow if that is lower.
+    let is_floor_lower = bound.zip(rxe).is_some_and(|(bound, rxe)| 0.7 * bound < 5.0 * rxe);
+    let (of_rxe, of_floor) =
+        if is_floor_lower { (Bound::Reported, Bound::Least(0.7)) } else { (Bound::Least(5.0), Bound::Reported) };
+    if ours.is_some() {
+        let what = "in the guest: WRITE 1 MiB to rxe's";
+        judge.ratio("6", what.into(), of_rxe, (write, gbits), ("rxe/write/bw", gbits));
+        let what = "in the guest: WRITE 1 MiB to copy and CRC alone";
+        judge.ratio("6", what.into(), of_floor, (write, gbits), ("floor", slower));
+    }
+    for operation in ["send", "write"] {
+        let [ours, theirs] = ["uroce", "rxe"].map(|who| format!("{who}/{operation}/lat"));
+        let what = format!("in the guest: 8-byte {} latency to rxe's", operation.to_uppercase());
+        judge.ratio("6", what, Bound::Most(0.5), (&ours, "p50_us"), (&theirs, "p50_us"));
+    }
+    let (ours, theirs) = (("uroce/connect", "connections_s"), ("rxe/connect", "connections_s"));
+    judge.ratio("6", "in the guest: connections a second to rxe's".into(), Bound::Least(5.0), ours, theirs);
+    judge.ratios
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -238,6 +266,16 @@ mod tests {
         let read = found("READ to WRITE");
         assert_eq!((read.measured, read.holds), (Some(0.5), Some(false)));
         assert!(ratios.iter().all(|r| !r.what.contains("raw superframe")), "it took no part");
+    }
+
+    #[test]
+    fn in_the_guest_the_lower_bound_counts() {
+        let log = "FIGURE|rxe/write/bw|rxe|gbits|1\nFIGURE|uroce/write/bw|uroce|gbits|3\nnoise\n\
+                   FIGURE|floor|copies|copy_crc_gbits|4\nFIGURE|floor|copies|crc_copy_gbits|5\n";
+        let results = Results::of_log(log);
+        let ratios = judge_guest(&results);
+        assert_eq!((ratios[0].measured, ratios[0].holds), (Some(3.0), None), "0.7 x 4 is below 5 x 1");
+        assert_eq!((ratios[1].measured, ratios[1].holds), (Some(0.75), Some(true)));
     }
 
     #[test]

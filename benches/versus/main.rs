@@ -68,8 +68,13 @@ struct RunArgs {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make table and page again from results.json
+    /// Make table and page again from results.json and guest.json
     Report,
+    /// Make guest.json of what guest-measure.sh printed
+    Guest {
+        /// File
+        log: PathBuf,
+    },
     /// Programs that the run starts itself
     #[command(subcommand, hide = true)]
     Child(Child),
@@ -89,6 +94,7 @@ fn main() -> ExitCode {
         Some(Command::Child(Child::Tcp(args))) => tcp::run(args),
         Some(Command::Child(Child::Floor(args))) => floor::run(args),
         Some(Command::Report) => Results::read(&cli.run.out).and_then(|results| write(&cli.run, &results)),
+        Some(Command::Guest { log }) => guest(&cli.run, log),
         None => measure(&cli.run),
     };
     match done {
@@ -166,6 +172,16 @@ fn run_group(lab: &Lab, group: &Group, share: Duration, results: &mut Results) -
     Ok(())
 }
 
+/// Judges what was measured in the guest.
+fn guest(args: &RunArgs, log: &std::path::Path) -> Result<(), Error> {
+    let mut results = Results::of_log(&std::fs::read_to_string(log)?);
+    results.ratios = judge::judge_guest(&results);
+    std::fs::create_dir_all(args.out.join("versus"))?;
+    results.write(&args.out.join("versus/guest.json"))?;
+    println!("{}", page::verdict(&page::Whole { results: &results, guest: None }));
+    Ok(())
+}
+
 fn write(args: &RunArgs, results: &Results) -> Result<(), Error> {
     let guest = args.guest.clone().unwrap_or_else(|| args.out.join("versus/guest.json"));
     let guest = std::fs::read_to_string(guest).ok().and_then(|text| serde_json::from_str(&text).ok());
@@ -173,7 +189,7 @@ fn write(args: &RunArgs, results: &Results) -> Result<(), Error> {
     let (json, text) = (args.out.join("versus"), args.out.join("src"));
     std::fs::create_dir_all(&json)?;
     std::fs::create_dir_all(&text)?;
-    results.write(&args.out)?;
+    results.write(&json.join("results.json"))?;
     let markdown = page::markdown(&whole);
     std::fs::write(json.join("versus.html"), page::html(&whole))?;
     std::fs::write(text.join("versus.md"), &markdown)?;

@@ -59,8 +59,31 @@ impl Results {
         Ok(serde_json::from_str(&std::fs::read_to_string(out.join("versus/results.json"))?)?)
     }
 
-    pub(crate) fn write(&self, out: &Path) -> Result<(), Error> {
-        Ok(std::fs::write(out.join("versus/results.json"), serde_json::to_string_pretty(self)? + "\n")?)
+    pub(crate) fn write(&self, file: &Path) -> Result<(), Error> {
+        Ok(std::fs::write(file, serde_json::to_string_pretty(self)? + "\n")?)
+    }
+
+    /// Of the lines that guest-measure.sh prints; others are passed over.
+    pub(crate) fn of_log(log: &str) -> Self {
+        let mut results = Self::new(BTreeMap::new(), 0);
+        for line in log.lines() {
+            match line.trim_end().split('|').collect::<Vec<_>>()[..] {
+                ["FIGURE", id, title, metric, value] => {
+                    let Ok(value) = value.parse() else { continue };
+                    let figure = results.figures.entry(id.into()).or_default();
+                    figure.title = title.into();
+                    figure.metrics.entry(metric.into()).or_default().push(value);
+                }
+                ["MACHINE", name, value] => {
+                    results.machine.insert(name.into(), value.into());
+                }
+                ["NOTE", note] => results.notes.push(note.into()),
+                _ => {}
+            }
+        }
+        let samples = results.figures.values().flat_map(|f| f.metrics.values().map(Vec::len));
+        results.rounds = samples.max().unwrap_or(0);
+        results
     }
 
     /// Whether a contestant is out.
