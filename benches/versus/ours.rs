@@ -171,9 +171,16 @@ pub(crate) fn connections(lab: &Lab, device: Device, count: usize, at_once: usiz
     connection_report(&ran.out)
 }
 
-/// Connections a second in one process, on one core, with packets lost at `loss`.
-pub(crate) fn connections_here(lab: &Lab, count: usize, at_once: usize, loss: &str) -> Result<Sample, Error> {
-    let words = [lab.program("connections"), "direct".into(), count.to_string(), at_once.to_string(), loss.into()];
+/// Connections in one process, on one core, with packets lost at `loss`: `direct` for how many a second, `sim` for how
+/// long each takes in virtual time.
+pub(crate) fn connections_here(
+    lab: &Lab,
+    mode: &str,
+    count: usize,
+    at_once: usize,
+    loss: &str,
+) -> Result<Sample, Error> {
+    let words = [lab.program("connections"), mode.into(), count.to_string(), at_once.to_string(), loss.into()];
     connection_report(&lab.run(&Job::new(End::A, words), PATIENCE * 2)?.out)
 }
 

@@ -89,7 +89,6 @@ fn run_messages(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
 
 /// Both ends in this process, each with a thread of its own.
 fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
-    args.pin(false)?;
     let (mut near, mut far, there) = Node::pair()?;
     let theirs = args.clone();
     // It listens before the client starts, and ends with the process: the client's verdict is the command's.
@@ -104,6 +103,8 @@ fn run_here(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
         test.serve_one(v)
     });
     ready.recv().map_err(|_| Failure::failed("the other end did not start"))?;
+    // Threads are allowed the processors of the thread that made them: not before the other one is there.
+    args.pin(false)?;
     let v = near.verbs();
     Test::new(args, DeviceArg::Loop, true, v, out)?.client(v, there)
 }
