@@ -24,6 +24,9 @@ pub const TX_BUDGET: usize = 64;
 /// packets do. What passes it is still moved. What is sent has a limit in bytes already: the windows of its QPs.
 pub const ROUND_BYTES: usize = 256 << 10;
 
+/// Bytes of a burst that is taken to be one message, whose sender waits for a program's answer more than for an ACK.
+const ALONE_BYTES: usize = 4200;
+
 /// The system's monotonic clock, counted from when it was made.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
@@ -93,6 +96,8 @@ pub struct Engine<D, C = MonotonicClock> {
     patience: Patience,
     /// Bursts that are expected to fill a round.
     rx_portion: usize,
+    /// The last round left what it had to send to the next.
+    owes: bool,
 }
 
 /// The configuration of an endpoint that suits `device`.
@@ -132,7 +137,14 @@ impl<D: Device, C: Clock> Engine<D, C> {
     /// An engine on `clock`.
     #[must_use]
     pub fn with_clock(device: D, endpoint: Endpoint, clock: C) -> Self {
-        Self { device, endpoint, clock, patience: Patience::new(PollPolicy::default()), rx_portion: RX_BUDGET }
+        Self {
+            device,
+            endpoint,
+            clock,
+            patience: Patience::new(PollPolicy::default()),
+            rx_portion: RX_BUDGET,
+            owes: false,
+        }
     }
 
     /// One round: receives what waits, runs timers that are due, sends what is ready, each within its budget. Returns
@@ -146,16 +158,43 @@ impl<D: Device, C: Clock> Engine<D, C> {
 
     pub(crate) fn round(&mut self) -> Result<Round, DeviceError> {
         let now = self.clock.now();
+        let (received, _, cut_short) = self.take_in(now)?;
+        let (sent, more) = self.transmit(now)?;
+        Ok(Round { at: now, received, sent, cut_short: cut_short || more })
+    }
+
+    /// A round for a program that is told what came and comes back at once: a message alone is acknowledged by the next
+    /// round, or behind what the program sends meanwhile. One that answers is heard sooner by the time that sending the
+    /// ACK takes. The round says that there is more to do.
+    pub(crate) fn round_for_spinner(&mut self) -> Result<Round, DeviceError> {
+        let now = self.clock.now();
+        let (before, mut more) = if self.owes { self.transmit(now)? } else { (0, false) };
+        let (received, bytes, cut_short) = self.take_in(now)?;
+        self.owes = received == 1 && bytes <= ALONE_BYTES;
+        let mut sent = before;
+        if !self.owes {
+            let (behind, again) = self.transmit(now)?;
+            (sent, more) = (sent + behind, again);
+        }
+        Ok(Round { at: now, received, sent, cut_short: cut_short || more || self.owes })
+    }
+
+    /// Whether the last round left something to the next.
+    pub(crate) const fn owes(&self) -> bool {
+        self.owes
+    }
+
+    /// Receives, and runs timers that are due; returns bursts, bytes, and whether the budget ended it.
+    fn take_in(&mut self, now: Instant) -> Result<(usize, usize, bool), DeviceError> {
         while let Err((group, _)) = self.apply_memberships() {
             self.endpoint.membership_failed(group);
         }
-        let (received, cut_short) = self.receive(now)?;
+        let taken = self.receive(now)?;
         let endpoint = &mut self.endpoint;
         if endpoint.poll_timeout().is_some_and(|due| due <= now) {
             endpoint.handle_timeout(now);
         }
-        let (sent, more) = self.transmit(now)?;
-        Ok(Round { at: now, received, sent, cut_short: cut_short || more })
+        Ok(taken)
     }
 
     /// Tells the device of multicast groups that QPs were attached to or detached from. Every round does it first.
@@ -177,8 +216,8 @@ impl<D: Device, C: Clock> Engine<D, C> {
         Ok(Round { at: now, received: 0, sent, cut_short })
     }
 
-    /// Receives what waits, within the budget; returns how many bursts, and whether the budget ended it.
-    fn receive(&mut self, now: Instant) -> Result<(usize, bool), DeviceError> {
+    /// Receives what waits, within the budget; returns how many bursts and bytes, and whether the budget ended it.
+    fn receive(&mut self, now: Instant) -> Result<(usize, usize, bool), DeviceError> {
         let (mut received, mut bytes) = (0, 0);
         loop {
             // As many as are expected to fill the round; when they turn out shorter, more.
@@ -193,13 +232,14 @@ impl<D: Device, C: Clock> Engine<D, C> {
             }
             let is_full = received >= RX_BUDGET || bytes >= ROUND_BYTES;
             if is_full || got < want {
-                return Ok((received, is_full));
+                return Ok((received, bytes, is_full));
             }
         }
     }
 
     /// Sends what is ready, within the budget; returns how many bursts, and whether the budget ended it.
     fn transmit(&mut self, now: Instant) -> Result<(usize, bool), DeviceError> {
+        self.owes = false;
         let endpoint = &mut self.endpoint;
         let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
         Ok((sent, sent >= TX_BUDGET))

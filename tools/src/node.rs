@@ -138,6 +138,14 @@ impl Node {
         Self(Kind::Software { _inspector: observe::serve(&host), host, handle })
     }
 
+    /// Starts the thread that answers peers while the program does something else. Hardware answers by itself.
+    pub(crate) fn attend(&mut self) -> Result<(), Failure> {
+        match &mut self.0 {
+            Kind::Software { host, .. } => Ok(host.spawn_progress()?),
+            Kind::Hardware { .. } => Ok(()),
+        }
+    }
+
     /// The verbs.
     pub(crate) fn verbs(&mut self) -> &mut Handle {
         match &mut self.0 {

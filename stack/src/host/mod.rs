@@ -180,7 +180,7 @@ impl Handle {
             if self.shared.has_failed() {
                 return Err(VerbsError::DeviceGone);
             }
-            let moved = drives && matches!(self.shared.drive(Driver::Program), Drive::Moved(1..));
+            let moved = drives && matches!(self.shared.drive(driver_of(&self.patience)), Drive::Moved(1..));
             now = self.shared.now();
             if moved {
                 self.patience.progress(now);
@@ -248,6 +248,10 @@ impl Handle {
     fn cq(&mut self, cq: CqHandle) -> Result<&Arc<CqHalf>, VerbsError> {
         self.cqs.get(cq, || self.shared.cq(cq)).ok_or(VerbsError::InvalidHandle)
     }
+}
+
+const fn driver_of(patience: &Patience) -> Driver {
+    if patience.spins() { Driver::Spinner } else { Driver::Program }
 }
 
 const UNKNOWN: PostListError = PostListError { index: 0, error: PostError::InvalidHandle };
@@ -342,7 +346,7 @@ impl Verbs for Handle {
         if n > 0 || out.is_empty() {
             return Ok(n);
         }
-        let drove = shared.drive(Driver::Program);
+        let drove = shared.drive(driver_of(&self.patience));
         let n = poll_ring(&mut half.queue.ring(), out);
         if n == 0 && shared.has_failed() {
             return Err(VerbsError::DeviceGone);

@@ -66,6 +66,14 @@ impl Drop for Progress {
 }
 
 pub(super) fn run(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
+    shared.attended.store(true, Ordering::SeqCst);
+    attend(shared, waker, stop);
+    shared.attended.store(false, Ordering::SeqCst);
+    // A thread that was told of a message meanwhile relied on this one.
+    shared.drive(Driver::Progress);
+}
+
+fn attend(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         if shared.has_failed() {
             // There is nothing left to drive.

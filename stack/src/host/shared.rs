@@ -67,6 +67,8 @@ pub(super) type SrqHalf = Half<kind::Srq, Mutex<RecvProducer>>;
 pub(super) enum Driver {
     /// A thread of the program that polls or waits.
     Program,
+    /// One that spins: it comes back at once, so an ACK can wait until it has heard what there is to acknowledge.
+    Spinner,
     /// A thread of the program that posted: it sends, and does not look at what arrived.
     Poster,
     Progress,
@@ -104,8 +106,20 @@ pub(super) struct Shared {
     /// Wakes the progress thread when it is off duty.
     pub(super) progress: OnceLock<Arc<EventFd>>,
     pub(super) off_duty: AtomicBool,
+    /// The progress thread runs.
+    pub(super) attended: AtomicBool,
     clock: MonotonicClock,
     device: Option<RawFd>,
+}
+
+impl Drop for Shared {
+    /// What was left to the next round goes out: a program may end with the last message that it is told of.
+    fn drop(&mut self) {
+        let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if engine.owes() {
+            let _ = engine.push();
+        }
+    }
 }
 
 impl Shared {
@@ -129,6 +143,7 @@ impl Shared {
             error: Mutex::new(None),
             progress: OnceLock::new(),
             off_duty: AtomicBool::new(false),
+            attended: AtomicBool::new(false),
         }
     }
 
@@ -165,6 +180,10 @@ impl Shared {
     /// Runs `f` on the engine, and then a round, so that what `f` made ready goes out.
     pub(super) fn control<R>(&self, f: impl FnOnce(&mut HostEngine) -> R) -> R {
         let mut engine = self.lock();
+        if engine.owes() {
+            // Before `f` ends a QP that has something to say.
+            self.round(&mut engine, Driver::Poster);
+        }
         let answer = f(&mut engine);
         self.round(&mut engine, Driver::Program);
         drop(engine);
@@ -242,16 +261,24 @@ impl Shared {
     }
 
     fn round(&self, engine: &mut HostEngine, by: Driver) -> usize {
+        let mut rang = false;
         for _ in 0..DOORBELLS {
             let Some(qp) = self.doorbells.pop() else { break };
+            rang = true;
             // Before the ring is read: who posts later rings again.
             qp.queue.rung.store(false, Ordering::SeqCst);
             engine.endpoint_mut().ring_doorbell(qp.handle);
         }
-        let round = if by == Driver::Poster { engine.push() } else { engine.round() };
+        let round = match by {
+            Driver::Poster => engine.push(),
+            // What others posted waits for nobody. Without a progress thread a thread that does not come back after all
+            // would leave a message unacknowledged for ever.
+            Driver::Spinner if !rang && self.attended.load(Ordering::Relaxed) => engine.round_for_spinner(),
+            Driver::Spinner | Driver::Program | Driver::Progress => engine.round(),
+        };
         let (moved, due) = match round {
             Ok(round) => {
-                if by == Driver::Program {
+                if matches!(by, Driver::Program | Driver::Spinner) {
                     self.driven.store(round.at.as_nanos(), Ordering::Relaxed);
                 }
                 let due = if round.cut_short() { Some(round.at) } else { engine.poll_timeout() };

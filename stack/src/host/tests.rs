@@ -461,3 +461,73 @@ fn a_program_that_only_polls_learns_that_the_device_failed() {
     assert!(matches!(a.take_error(), Some(DeviceError::Closed)));
     assert!(a.take_error().is_none());
 }
+
+/// `right` polls until it has its receive; what `left` has by then, after looking often.
+fn told_before_it_acknowledges(left: (&Side, &mut Handle), right: (&Side, &mut Handle)) -> Option<WorkCompletion> {
+    right.0.post_recv(right.1, 7);
+    left.0.post(left.1, 1, Operation::Send);
+    while right.0.completed(right.1).is_none() {}
+    for _ in 0..10 {
+        if let Some(wc) = left.0.completed(left.1) {
+            return Some(wc);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_thread_that_spins_is_told_of_a_message_before_it_is_acknowledged() {
+    let switch = Switch::new();
+    let at = |last: u8| std::net::IpAddr::from([10, 0, 0, last]);
+    let host = |last| Host::new(Engine::open(switch.port(&[at(last)])).unwrap());
+    let (a, b) = (host(1), host(2));
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    // Who may sleep acknowledges at once, and so does who may not come back, with nobody in its place.
+    assert!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)).is_some());
+    vb.set_poll_policy(PollPolicy::Spin);
+    assert!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)).is_some());
+    b.shared.attended.store(true, Ordering::SeqCst);
+    assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
+    // The next call does it, whatever it is for.
+    vb.drive();
+    assert!(left.completed(&mut va).is_some());
+    assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
+    right.post(&mut vb, 2, Operation::Write(left.remote()));
+    assert!(left.completed(&mut va).is_some());
+    wait_one(&right, &mut vb);
+    assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
+    vb.destroy_qp(right.qp).unwrap();
+    assert!(left.completed(&mut va).is_some());
+}
+
+#[test]
+fn what_a_thread_left_unsaid_is_said_when_the_host_ends() {
+    let switch = Switch::new();
+    let host = |last: u8| Host::new(Engine::open(switch.port(&[[10, 0, 0, last].into()])).unwrap());
+    let (a, b) = (host(1), host(2));
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    vb.set_poll_policy(PollPolicy::Spin);
+    b.shared.attended.store(true, Ordering::SeqCst);
+    assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
+    drop((vb, b));
+    assert!(left.completed(&mut va).is_some());
+}
+
+#[test]
+fn the_progress_thread_says_what_a_thread_that_does_not_come_back_left_unsaid() {
+    let switch = Switch::new();
+    let host = |last: u8| Host::new(Engine::open(switch.port(&[[10, 0, 0, last].into()])).unwrap());
+    let (a, mut b) = (host(1), host(2));
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    b.spawn_progress().unwrap();
+    vb.set_poll_policy(PollPolicy::Spin);
+    for wr_id in 0..20 {
+        right.post_recv(&mut vb, wr_id);
+        left.post(&mut va, wr_id, Operation::Send);
+        while right.completed(&mut vb).is_none() {}
+        wait_one(&left, &mut va);
+    }
+}

@@ -77,6 +77,9 @@ fn run_messages(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     }
     args.pin(false)?;
     let mut node = Node::open(&device)?;
+    if args.wait(args.host.is_some()) == Wait::Spin {
+        node.attend()?;
+    }
     let v = node.verbs();
     let mut test = Test::new(args, device, args.host.is_some(), v, out)?;
     let done = match &args.host {
