@@ -89,10 +89,11 @@ impl Scenario {
         self.options.rnr_timer_max.unwrap_or(self.rnr_timer).duration().max(self.rnr_timer.duration())
     }
 
-    /// Nothing is lost or late.
+    /// Nothing is lost or late. A packet that is cut short is lost: its ICRC is.
     pub(crate) fn is_lossless(&self) -> bool {
-        self.rates == [None; 2]
-            && self.links.iter().all(|l| l.drop == 0.0 && l.corrupt == 0.0 && l.reorder == 0.0 && l.jitter.is_zero())
+        let kept = |l: &ImpairModel| l.drop == 0.0 && l.corrupt == 0.0 && l.truncate == 0.0;
+        let in_time = |l: &ImpairModel| l.reorder == 0.0 && l.jitter.is_zero();
+        self.rates == [None; 2] && self.links.iter().all(|l| kept(l) && in_time(l))
     }
 }
 

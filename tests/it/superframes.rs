@@ -345,3 +345,19 @@ fn an_acknowledgement_rides_behind_requests_and_is_not_kept_waiting_by_them() {
     let opcodes: Vec<_> = sent(&mut p, Side::B, 2, 9000).iter().map(Sent::shape).collect();
     assert_eq!(opcodes, [vec![(0x0A, 256), (0x0A, 256)], vec![(0x11, 0)], vec![(0x0A, 256), (0x0A, 256)]]);
 }
+
+#[test]
+fn an_acknowledgement_behind_read_data_of_its_burst_speaks_for_all_that_was_executed() {
+    let mut p = pair(QpType::Rc);
+    let there = p.b.remote(0);
+    p.a.send(1, Operation::Read(there), 0, MTU as u32);
+    p.a.send(2, Operation::Write(there), 0, 8);
+    p.a.send(3, Operation::Write(there), 0, 2 * MTU as u32);
+    // READ 100, WRITE 101, and of the last WRITE its First alone, which asks for no answer: 102.
+    for request in &sent(&mut p, Side::A, 1, 9000)[..3] {
+        hand(&mut p, Side::B, request);
+    }
+    let answers = sent(&mut p, Side::B, 16, 9000);
+    assert_eq!(answers.iter().map(Sent::shape).collect::<Vec<_>>(), [[(0x10, MTU), (0x11, 0)]]);
+    assert_eq!(answers[0].packets().map(|p| p.psn.get()).collect::<Vec<_>>(), [100, 102]);
+}

@@ -384,11 +384,12 @@ impl Responder {
         room: &mut TxRoom<'_>,
     ) -> (Option<TxBurst>, bool) {
         let mut failed = false;
-        self.extend_ack();
         let mut burst = BurstWriter::new(room, &path.flow);
         // Each failure drops the front, or puts a NAK in place of everything; where not even that has room, an end is made.
         let mut failures = 0;
         while (burst.is_empty() || burst.is_open()) && failures < MAX_ANSWERS + 2 {
+            // Also one that stood behind READ data of this very burst.
+            self.extend_ack();
             let Some(answer) = self.answers.front() else { break };
             match write_answer(&answer, self.ack_syndrome(), id, path, cx, (&mut burst, &mut self.icrcs)) {
                 Ok(true) => self.answers.sent_one(),
