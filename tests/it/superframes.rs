@@ -5,9 +5,10 @@
 
 use uroce::burst::{IdRule, Medium, RxBurst, RxIds, TxRoom};
 use uroce::time::Instant;
-use uroce::types::{Gid, PathMtu};
+use uroce::types::{Gid, PathMtu, Rkey};
 use uroce::verbs::{
-    AddressVector, Operation, Payload, QpType, SendFlags, SendWr, UdDestination, Verbs, WcStatus, WorkCompletion,
+    AccessFlags, AddressVector, MwBind, MwType, Operation, Payload, QpType, SendFlags, SendWr, UdDestination, Verbs,
+    WcStatus, WorkCompletion,
 };
 use uroce::wire::{self, IpFields, Packet};
 use uroce_tests::pair::{Options, Pair, QKEY, Side};
@@ -289,7 +290,7 @@ fn bytes_in_flight_stay_below_the_limit_of_the_qp() {
     let packets: Vec<_> = sent(&mut p, Side::A, 16, 70_000);
     let asks: Vec<_> = packets.iter().flat_map(Sent::packets).map(|p| (p.psn.get(), p.ack_req)).collect();
     assert_eq!(asks.len(), 10);
-    assert!(asks.iter().any(|a| *a == (101, true)) && asks.last() == Some(&(109, true)), "{asks:?}");
+    assert!(asks.contains(&(101, true)) && asks.last() == Some(&(109, true)), "{asks:?}");
     for burst in &packets {
         hand(&mut p, Side::B, burst);
     }
@@ -360,4 +361,28 @@ fn an_acknowledgement_behind_read_data_of_its_burst_speaks_for_all_that_was_exec
     let answers = sent(&mut p, Side::B, 16, 9000);
     assert_eq!(answers.iter().map(Sent::shape).collect::<Vec<_>>(), [[(0x10, MTU), (0x11, 0)]]);
     assert_eq!(answers[0].packets().map(|p| p.psn.get()).collect::<Vec<_>>(), [100, 102]);
+}
+
+#[test]
+fn a_local_operation_between_messages_of_a_burst_completes_in_its_turn() {
+    let access = AccessFlags::ALL | AccessFlags::MW_BIND;
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut p = Pair::new(&Options { qp_type, mtu: PathMtu::B256, access, ..Options::default() });
+        let there = p.b.remote(0);
+        let window = p.a.endpoint.alloc_mw(p.a.pd, MwType::Two).unwrap();
+        let rkey = Rkey::new(window.rkey.get() & !0xFF | 9);
+        let (mr, addr) = (Some(p.a.mr.handle), p.a.mr.iova);
+        let bind = MwBind { mw: window.handle, rkey, mr, addr, length: 8, access: AccessFlags::REMOTE_WRITE };
+        p.a.send(1, Operation::Write(there), 0, 64);
+        p.a.send_local(2, Operation::BindMw(bind));
+        p.a.send(3, Operation::Write(there), 0, 64);
+        let bursts = sent(&mut p, Side::A, 16, 9000);
+        assert_eq!(bursts.iter().flat_map(Sent::packets).count(), 2);
+        for burst in &bursts {
+            hand(&mut p, Side::B, burst);
+        }
+        p.settle();
+        let done = [(1, WcStatus::Success), (2, WcStatus::Success), (3, WcStatus::Success)];
+        assert_eq!(statuses(&p.a.completions()), done, "{qp_type:?}");
+    }
 }

@@ -280,9 +280,11 @@ impl Requester {
         Ok(self.fail_poisoned_head()?)
     }
 
-    /// UC: a work request is done once its last packet was handed to the device.
+    /// UC: a work request is done once its last packet was handed to the device, and a local operation between two of
+    /// them once those before it are.
     pub(crate) fn complete_sent(&mut self, id: &Ident, cx: &mut Cx<'_>) {
-        let sent = |w: &Wqe, cursor: Psn| !w.head.operation.is_local() && cursor.distance_from(w.end()) >= 0;
+        let sent =
+            |w: &Wqe, cursor: Psn| w.executed || (!w.head.operation.is_local() && cursor.distance_from(w.end()) >= 0);
         while self.queue.window().front().is_some_and(|w| sent(w, self.cursor_psn)) {
             self.complete_head(0, id, cx);
         }

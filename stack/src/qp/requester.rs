@@ -136,12 +136,12 @@ impl Requester {
         (self.next_psn, self.una, self.cursor_psn, self.sent_end) = (psn, psn, psn, psn);
     }
 
-    /// Forgets everything but the queue.
     /// Its queue, and the room for its READs.
     pub(super) fn into_parts(self) -> (SendQueue, VecDeque<Psn>) {
         (self.queue, self.reads)
     }
 
+    /// Forgets everything but the queue.
     pub(crate) fn reset(&mut self) {
         self.start(Psn::ZERO, self.attr, self.window);
         self.cursor = 0;
