@@ -7,7 +7,7 @@
 //! ICRCs, and the receiver touches headers alone.
 //!
 //! DEVICE: `udp:ADDRESS`, `packet:IFNAME` or `xdp:IFNAME`, the last two with `,mac=MAC,ip=ADDRESS` or without, `xdp:` with
-//! `,mode=native`, `,mode=generic` and `,busy=MICROSECONDS`, too.
+//! `,mode=native`, `,mode=generic` and `,busy=MICROSECONDS`, too, `packet:` with `,receive=calls` and `,receive=ring`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::cast_sign_loss)] // A program; its floats are not negative.
 
@@ -19,7 +19,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use uroce::burst::{Medium, RxBurst, TxBurst, choose_source_port};
-use uroce::device::af_packet::{AfPacket, AfPacketConfig};
+use uroce::device::af_packet::{AfPacket, AfPacketConfig, ReceiveBy};
 use uroce::device::af_xdp::{AfXdp, AfXdpConfig, XdpMode};
 use uroce::device::udp::{UdpDevice, UdpOptions};
 use uroce::device::{Device, enter_netns};
@@ -91,12 +91,14 @@ fn open(text: &str) -> Result<Box<dyn Device>, Error> {
     let mut parts = rest.split(',');
     let first = parts.next().unwrap_or_default();
     let (mut own, mut addresses) = (None, Vec::new());
-    let (mut mode, mut busy_poll) = (XdpMode::Auto, None);
+    let (mut mode, mut busy_poll, mut receive) = (XdpMode::Auto, None, ReceiveBy::default());
     for part in parts {
         match part.split_once('=') {
             Some(("mac", v)) => own = Some(mac(v)?),
             Some(("mode", "native")) => mode = XdpMode::Native,
             Some(("mode", "generic")) => mode = XdpMode::Generic,
+            Some(("receive", "calls")) => receive = ReceiveBy::Calls,
+            Some(("receive", "ring")) => receive = ReceiveBy::Ring,
             Some(("busy", v)) => busy_poll = Some(parse(v, "busy")?),
             Some(("ip", v)) => addresses.push(parse(v, "ip")?),
             _ => return Err(format!("no such option of a device: {part}").into()),
@@ -104,10 +106,13 @@ fn open(text: &str) -> Result<Box<dyn Device>, Error> {
     }
     Ok(match kind {
         "udp" => Box::new(UdpDevice::open_with(parse(rest, "--device udp")?, UdpOptions::default())?),
-        "packet" => Box::new(AfPacket::open(match own {
-            Some(mac) => AfPacketConfig::own(first, mac, addresses),
-            None => AfPacketConfig::shared(first),
-        })?),
+        "packet" => {
+            let config = match own {
+                Some(mac) => AfPacketConfig::own(first, mac, addresses),
+                None => AfPacketConfig::shared(first),
+            };
+            Box::new(AfPacket::open(AfPacketConfig { receive, ..config })?)
+        }
         "xdp" => {
             let config = match own {
                 Some(mac) => AfXdpConfig::own(first, mac, addresses),

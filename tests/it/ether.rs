@@ -6,6 +6,7 @@ mod groups;
 mod large;
 mod marks;
 mod rc;
+mod ring;
 mod superframes;
 mod tap;
 mod xdp;

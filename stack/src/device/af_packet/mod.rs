@@ -3,9 +3,11 @@
 //! Owns a packet socket that receives and two that send, frames and superframes, and, where the addresses are the
 //! kernel's, a UDP socket on each that keeps the kernel from refusing our peers. A superframe crosses the kernel as one
 //! packet and is segmented by the hardware, by the kernel before it, or, on a veth pair, by nobody: then the receiver
-//! gets it whole and hands it on as a burst. A system that refuses superframes is given frames from then on. Needs
-//! `cap_net_raw`. Never knows a QP.
+//! gets it whole and hands it on as a burst. A system that refuses superframes is given frames from then on. Packets arrive in a
+//! ring that the kernel shares with the device, so that a look that finds none costs no system call. Needs `cap_net_raw`.
+//! Never knows a QP.
 
+mod inbox;
 mod superframes;
 
 use core::net::IpAddr;
@@ -14,6 +16,7 @@ use std::os::fd::{AsRawFd as _, RawFd};
 
 use socket2::Socket;
 
+use self::inbox::Inbox;
 pub use self::superframes::SuperframeCounters;
 use self::superframes::{Superframes, is_refusal};
 pub use super::ethernet::AddressMode;
@@ -21,7 +24,7 @@ pub use super::ethernet::vnet::SEGMENTS_LIMIT;
 use super::ethernet::vnet::segment_of;
 use super::ethernet::{EthernetPort, Framing, GroupSockets, HEADROOM, Placed, Setup};
 use super::netlink::InterfaceFacts;
-use super::sys::packet::{BATCH, FRAME_MAX, PacketSocket, RecvBatch, SendBatch};
+use super::sys::packet::{BATCH, PacketSocket, SendBatch};
 use super::sys::poll::{Watch, wait};
 use super::sys::udp::raise_buffers;
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, IcrcMode, RxSink, TxSource};
@@ -57,6 +60,19 @@ pub struct AfPacketConfig {
     /// Segments of a superframe that is sent, at most [`SEGMENTS_LIMIT`]; 1 sends frames alone. The interface's own
     /// limits hold too.
     pub segments_max: usize,
+    /// How frames are received.
+    pub receive: ReceiveBy,
+}
+
+/// How an [`AfPacket`] device receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReceiveBy {
+    /// By system calls, many frames each.
+    Calls,
+    /// From a ring in memory that the kernel fills, and by system calls what is longer than a packet of the largest path
+    /// MTU. A look that finds nothing costs no system call. Where the system has no such ring, by calls.
+    #[default]
+    Ring,
 }
 
 impl AfPacketConfig {
@@ -64,7 +80,7 @@ impl AfPacketConfig {
     #[must_use]
     pub fn shared(interface: impl Into<String>) -> Self {
         let (mode, icrc, segments_max) = (AddressMode::Shared, IcrcMode::Check, SEGMENTS_USUAL);
-        Self { interface: interface.into(), mode, vlan: None, icrc, segments_max }
+        Self { interface: interface.into(), mode, vlan: None, icrc, segments_max, receive: ReceiveBy::default() }
     }
 
     /// With a MAC and addresses of its own on `interface`, untagged.
@@ -77,12 +93,9 @@ impl AfPacketConfig {
 /// A packet socket as a device.
 pub struct AfPacket {
     port: EthernetPort,
-    rx_socket: PacketSocket,
+    inbox: Inbox,
     tx_socket: PacketSocket,
     superframes: Superframes,
-    rx: RecvBatch,
-    /// Frames of the size of the last ones that a receive shall take at once.
-    rx_want: usize,
     tx: SendBatch,
     /// Slots of `tx` that wait: `next..filled`.
     next: usize,
@@ -107,12 +120,11 @@ impl AfPacket {
         let setup = Setup::of(facts, &config.mode, config.vlan)?;
         let index = setup.facts.index;
         let open_error = |source| setup.open_error(source);
-        let rx_socket = PacketSocket::receiver(index, &setup.filter()).map_err(open_error)?;
+        let inbox = Inbox::open(index, &setup.filter(), config.receive).map_err(open_error)?;
         let tx_socket = PacketSocket::sender(index, false).map_err(open_error)?;
         let superframes = Superframes::open(index, config.segments_max).map_err(open_error)?;
-        raise_buffers(rx_socket.as_fd(), SOCKET_BUFFER);
         raise_buffers(tx_socket.as_fd(), SOCKET_BUFFER);
-        setup.listen(&rx_socket).map_err(open_error)?;
+        setup.listen(inbox.socket()).map_err(open_error)?;
         let guards = setup.guards()?;
         let (segments_max, bytes) = superframes.limits();
         let port = setup.port("packet", config.icrc, Framing::Vnet { segments_max })?;
@@ -120,17 +132,21 @@ impl AfPacket {
         Ok(Self {
             tx: SendBatch::new(port.slot_len().min(HEADROOM + burst_max)),
             port,
-            rx_socket,
+            inbox,
             tx_socket,
             superframes,
-            rx: RecvBatch::new(),
-            rx_want: BATCH,
             next: 0,
             filled: 0,
             retry_at: None,
             groups: GroupSockets::new(index),
             _guards: guards,
         })
+    }
+
+    /// How it receives: as the configuration wants, or by calls.
+    #[must_use]
+    pub const fn receives_by(&self) -> ReceiveBy {
+        self.inbox.receives_by()
     }
 
     /// What happened in resolving and answering.
@@ -252,34 +268,7 @@ impl Device for AfPacket {
     fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
         self.port.service(now);
         let mut handed = self.port.receive_looped(now, budget, sink);
-        // Frames for resolution count too: a flood of them must not keep the caller here.
-        let (mut looked, mut passed) = (handed, 0);
-        while looked < budget {
-            let want = (budget - looked).min(self.rx_want);
-            let got = match self.rx.receive(self.rx_socket.as_fd(), want) {
-                Ok(got) => got,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if is_gone(&e) => return Err(DeviceError::Io { action: "receiving", source: e }),
-                Err(_) if passed < ERRORS_PASSED => {
-                    passed += 1;
-                    continue;
-                }
-                Err(_) => break,
-            };
-            looked += got;
-            let longest = (0..got).filter_map(|i| self.rx.get(i)).map(|(_, frame)| frame.len()).max();
-            self.rx_want = (BYTES_A_CALL / longest.unwrap_or(FRAME_MAX).max(1)).clamp(1, BATCH);
-            for (meta, frame) in (0..got).filter_map(|i| self.rx.get(i)) {
-                if meta.truncated {
-                    self.port.lose_received();
-                } else {
-                    handed += usize::from(self.port.accept(now, frame, meta.tag, meta.segment, sink));
-                }
-            }
-            if got < want {
-                break;
-            }
-        }
+        handed += self.inbox.receive(now, budget.saturating_sub(handed), &mut self.port, sink)?;
         self.flush_port(now)?;
         Ok(handed)
     }
@@ -317,17 +306,19 @@ impl Device for AfPacket {
     }
 
     fn descriptor(&self) -> Option<RawFd> {
-        Some(self.rx_socket.as_raw_fd())
+        Some(self.inbox.socket().as_raw_fd())
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
-        if self.port.has_looped() {
+        if self.port.has_looped() || self.inbox.is_ready() {
             return Ok(());
         }
-        let readable = Watch::Readable(self.rx_socket.as_raw_fd());
+        let readable = Watch::Readable(self.inbox.socket().as_raw_fd());
         let watch = [readable, Watch::Writable(self.tx_socket.as_raw_fd())];
         let watch = if self.retry_at.is_some() { &watch[..] } else { &watch[..1] };
-        wait(watch, timeout).map(|_| ()).map_err(|source| DeviceError::Io { action: "waiting", source })
+        wait(watch, timeout).map_err(|source| DeviceError::Io { action: "waiting", source })?;
+        self.inbox.woken();
+        Ok(())
     }
 
     fn lost(&self) -> DeviceLosses {

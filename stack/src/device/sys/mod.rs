@@ -8,6 +8,7 @@ pub(crate) mod interfaces;
 pub(crate) mod netns;
 pub(crate) mod packet;
 pub(crate) mod poll;
+pub(crate) mod ring;
 pub(crate) mod tap;
 pub(crate) mod udp;
 

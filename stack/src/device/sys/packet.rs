@@ -10,51 +10,21 @@ use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, RawFd};
 
 use socket2::{Domain, SockFilter, Socket, Type};
 
+use super::ring::RxRing;
 use super::{ControlMessages, set_int};
 use crate::device::ethernet::vnet::{VNET_HEADER, segment_of};
+use crate::raw::Piece;
 use crate::types::MacAddr;
 
 /// Frames that one system call moves.
 pub(crate) const BATCH: usize = 32;
 /// Bytes of the longest frame that is taken whole: a superframe of 65,535 bytes with its Ethernet header.
 pub(crate) const FRAME_MAX: usize = 65_535 + 18;
-/// Where a frame starts in its page: see the UDP socket's.
-const PAGE_OFFSET: usize = 1024;
-const PAGE: usize = 4096;
 /// The system's constants, in the width that its structures want.
 const EVERY_PROTOCOL: u16 = libc::ETH_P_ALL as u16;
 const PROMISCUOUS: u16 = libc::PACKET_MR_PROMISC as u16;
 const GROUP: u16 = libc::PACKET_MR_MULTICAST as u16;
 const CONTROL_MAX: usize = 64;
-
-/// Equal pieces of memory, each from the same place of a page on. The system gives a page when it is first written to,
-/// so slots that nothing has reached cost nothing.
-struct Slots {
-    bytes: Box<[u8]>,
-    /// Where the first slot starts.
-    start: usize,
-    stride: usize,
-    len: usize,
-}
-
-impl Slots {
-    fn new(count: usize, len: usize) -> Self {
-        let stride = (PAGE_OFFSET + len).next_multiple_of(PAGE);
-        let bytes = vec![0; stride * count + PAGE].into_boxed_slice();
-        let start = bytes.as_ptr().addr().next_multiple_of(PAGE) - bytes.as_ptr().addr() + PAGE_OFFSET;
-        Self { bytes, start, stride, len }
-    }
-
-    fn get(&self, i: usize) -> &[u8] {
-        let from = self.start + i * self.stride;
-        &self.bytes[from..from + self.len]
-    }
-
-    fn get_mut(&mut self, i: usize) -> &mut [u8] {
-        let from = self.start + i * self.stride;
-        &mut self.bytes[from..from + self.len]
-    }
-}
 
 /// A packet socket of one interface.
 pub(crate) struct PacketSocket(Socket);
@@ -66,10 +36,30 @@ impl PacketSocket {
     /// # Errors
     /// The system's answer; `PermissionDenied` without `cap_net_raw`.
     pub(crate) fn receiver(index: u32, filter: &[SockFilter]) -> io::Result<Self> {
+        let socket = Self::deaf(filter)?;
+        socket.bind(index, EVERY_PROTOCOL)?;
+        Ok(socket)
+    }
+
+    /// The same with a ring, in which the frames arrive.
+    ///
+    /// # Errors
+    /// The system's answer; what it says to the ring alone, apart: a socket without one may still do.
+    pub(crate) fn ring_receiver(index: u32, filter: &[SockFilter]) -> io::Result<Result<(Self, RxRing), io::Error>> {
+        let socket = Self::deaf(filter)?;
+        let ring = match RxRing::new(&socket) {
+            Ok(ring) => ring,
+            Err(e) => return Ok(Err(e)),
+        };
+        socket.bind(index, EVERY_PROTOCOL)?;
+        Ok(Ok((socket, ring)))
+    }
+
+    /// A receiver that hears nothing yet.
+    fn deaf(filter: &[SockFilter]) -> io::Result<Self> {
         let socket = Self::filtered(filter)?;
         set_int(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, 1)?;
         socket.frame_headers()?;
-        socket.bind(index, EVERY_PROTOCOL)?;
         Ok(socket)
     }
 
@@ -131,6 +121,11 @@ impl PacketSocket {
     /// The system's answer.
     pub(crate) fn send(&self, frame: &[u8]) -> io::Result<()> {
         self.0.send_with_flags(frame, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL).map(|_| ())
+    }
+
+    /// The error that the system keeps for the next call, which is then gone. While there is one, the socket is readable.
+    pub(crate) fn take_error(&self) -> Option<io::Error> {
+        self.0.take_error().ok().flatten()
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -208,7 +203,7 @@ struct Control([u8; CONTROL_MAX]);
 
 /// Frames received.
 pub(crate) struct RecvBatch {
-    slots: Slots,
+    slots: Vec<Piece>,
     vnet: Box<[[u8; VNET_HEADER]; BATCH]>,
     controls: Box<[Control; BATCH]>,
     metas: [Meta; BATCH],
@@ -217,7 +212,7 @@ pub(crate) struct RecvBatch {
 impl RecvBatch {
     pub(crate) fn new() -> Self {
         Self {
-            slots: Slots::new(BATCH, FRAME_MAX),
+            slots: Piece::many(BATCH, FRAME_MAX),
             vnet: Box::new([[0; VNET_HEADER]; BATCH]),
             controls: Box::new([Control([0; CONTROL_MAX]); BATCH]),
             metas: [Meta::default(); BATCH],
@@ -237,7 +232,7 @@ impl RecvBatch {
             let [vnet, frame] = pair;
             vnet.iov_base = (&raw mut self.vnet[i]).cast();
             vnet.iov_len = VNET_HEADER;
-            frame.iov_base = self.slots.get_mut(i).as_mut_ptr().cast();
+            frame.iov_base = self.slots[i].as_mut_ptr().cast();
             frame.iov_len = FRAME_MAX;
             header.msg_hdr.msg_iov = pair.as_mut_ptr();
             header.msg_hdr.msg_iovlen = 2;
@@ -260,7 +255,7 @@ impl RecvBatch {
     /// Frame `i` of the last [`Self::receive`].
     pub(crate) fn get(&self, i: usize) -> Option<(Meta, &[u8])> {
         let meta = *self.metas.get(i)?;
-        Some((meta, self.slots.get(i).get(..meta.len)?))
+        Some((meta, self.slots.get(i)?.get(..meta.len)?))
     }
 }
 
@@ -274,7 +269,7 @@ fn tag(mut messages: ControlMessages<'_>) -> Option<u16> {
 
 /// Frames to send, each behind its virtio header.
 pub(crate) struct SendBatch {
-    slots: Slots,
+    slots: Vec<Piece>,
     ranges: [(usize, usize); BATCH],
     superframes: [bool; BATCH],
 }
@@ -282,17 +277,17 @@ pub(crate) struct SendBatch {
 impl SendBatch {
     /// Buffers of `len` bytes.
     pub(crate) fn new(len: usize) -> Self {
-        Self { slots: Slots::new(BATCH, len), ranges: [(0, 0); BATCH], superframes: [false; BATCH] }
+        Self { slots: Piece::many(BATCH, len), ranges: [(0, 0); BATCH], superframes: [false; BATCH] }
     }
 
     /// Memory of frame `i`.
     pub(crate) fn buffer(&mut self, i: usize) -> &mut [u8] {
-        self.slots.get_mut(i)
+        &mut self.slots[i]
     }
 
     /// Says which bytes of its buffer are frame `i`, its header included.
     pub(crate) fn set(&mut self, i: usize, range: Range<usize>) {
-        let end = range.end.min(self.slots.len);
+        let end = range.end.min(self.slots[i].len());
         self.ranges[i] = (range.start.min(end), end);
         let header = self.get(i).first_chunk().and_then(segment_of);
         self.superframes[i] = header.is_some();
@@ -301,7 +296,7 @@ impl SendBatch {
     /// Frame `i`, its header included.
     pub(crate) fn get(&self, i: usize) -> &[u8] {
         let (from, to) = self.ranges[i];
-        &self.slots.get(i)[from..to]
+        &self.slots[i][from..to]
     }
 
     /// How many of the frames `range`, from the first on, are all frames or all superframes; and whether the latter.
@@ -323,7 +318,7 @@ impl SendBatch {
         for (i, (header, iov)) in (first..first + count).zip(headers.iter_mut().zip(&mut iovs)) {
             let (from, to) = self.ranges[i];
             let from = if self.superframes[i] { from } else { to.min(from + VNET_HEADER) };
-            iov.iov_base = self.slots.get_mut(i)[from..to].as_mut_ptr().cast();
+            iov.iov_base = self.slots[i][from..to].as_mut_ptr().cast();
             iov.iov_len = to - from;
             header.msg_hdr.msg_iov = iov;
             header.msg_hdr.msg_iovlen = 1;
