@@ -1,8 +1,9 @@
 //! What a device moves by itself: superframes of one flow from a template, without an endpoint.
 //!
 //! `raw send|recv|ping|echo --device DEVICE [--peer ADDRESS] [--size BYTES] [--segments N] [--seconds S] [--window BYTES]
-//! [--netns PATH]`. A segment is `size` bytes and the 16 of BTH and ICRC. `send` fills bursts of up to `segments` segments
-//! within a window that `recv` opens; `ping` sends a burst to `echo` and waits for one back. `send` and `ping` need the
+//! [--netns PATH] [--apart true]`. A segment is `size` bytes and the 16 of BTH and ICRC. `send` fills bursts of up to `segments` segments
+//! within a window that `recv` opens; `ping` sends a burst to `echo` and waits for one back, with
+//! `--apart` its segments as frames of one call. `send` and `ping` need the
 //! peer; `recv` and `echo` take whoever speaks, and end with him. Each prints one line of JSON. Neither makes nor checks
 //! ICRCs, and the receiver touches headers alone.
 //!
@@ -52,6 +53,8 @@ struct Args {
     segments: usize,
     seconds: f64,
     window: u64,
+    /// Segments leave as bursts of their own, handed over at once.
+    apart: bool,
 }
 
 fn parse<T: FromStr>(text: &str, what: &str) -> Result<T, Error> {
@@ -62,8 +65,16 @@ impl Args {
     fn read() -> Result<Self, Error> {
         let mut words = env::args().skip(1);
         let role = words.next().ok_or("send, recv, ping or echo")?;
-        let mut args =
-            Self { role, device: String::new(), peer: None, size: 4096, segments: 1, seconds: 2.0, window: 1 << 20 };
+        let mut args = Self {
+            role,
+            device: String::new(),
+            peer: None,
+            size: 4096,
+            segments: 1,
+            seconds: 2.0,
+            window: 1 << 20,
+            apart: false,
+        };
         while let Some(name) = words.next() {
             let value = words.next().ok_or_else(|| format!("{name} needs a value"))?;
             match name.as_str() {
@@ -73,6 +84,7 @@ impl Args {
                 "--segments" => args.segments = parse::<usize>(&value, &name)?.max(1),
                 "--seconds" => args.seconds = parse(&value, &name)?,
                 "--window" => args.window = parse(&value, &name)?,
+                "--apart" => args.apart = parse(&value, &name)?,
                 "--netns" => enter_netns(&PathBuf::from(value))?,
                 _ => return Err(format!("no such option: {name}").into()),
             }
@@ -321,7 +333,8 @@ fn ping(side: &mut Side, args: &Args) -> Result<(), Error> {
     while side.now() < end {
         value += 1;
         let (asked, mut back) = (side.now(), 0);
-        side.offer(&flow, DATA, value, side.segments, 1)?;
+        let (segments, bursts) = if args.apart { (1, side.segments) } else { (side.segments, 1) };
+        side.offer(&flow, DATA, value, segments, bursts)?;
         while back < side.segments as u64 {
             side.take(|kind, v, segments, _| back += if kind == DATA && v == value { segments } else { 0 })?;
             if side.now() > asked + Duration::from_millis(100) {
@@ -353,7 +366,7 @@ fn ping(side: &mut Side, args: &Args) -> Result<(), Error> {
     Ok(())
 }
 
-fn echo(side: &mut Side) -> Result<(), Error> {
+fn echo(side: &mut Side, args: &Args) -> Result<(), Error> {
     let (mut got, mut value, mut from, mut ended) = (0, 0, None, false);
     let mut heard = side.now();
     while !ended && (from.is_none() || side.now() < heard + IDLE) {
@@ -367,7 +380,8 @@ fn echo(side: &mut Side) -> Result<(), Error> {
         })?;
         if let (Some(peer), true) = (from, got >= side.segments as u64) {
             let flow = side.flow(peer)?;
-            side.offer(&flow, DATA, value, side.segments, 1)?;
+            let (segments, bursts) = if args.apart { (1, side.segments) } else { (side.segments, 1) };
+            side.offer(&flow, DATA, value, segments, bursts)?;
             (got, heard) = (0, side.now());
         }
     }
@@ -381,7 +395,7 @@ fn run() -> Result<(), Error> {
         "send" => send(&mut side, &args),
         "recv" => recv(&mut side, &args),
         "ping" => ping(&mut side, &args),
-        "echo" => echo(&mut side),
+        "echo" => echo(&mut side, &args),
         other => Err(format!("no such role: {other}").into()),
     }
 }
