@@ -86,7 +86,7 @@ impl Sleepers {
         let mut until = until.map_or(u64::MAX, Instant::as_nanos);
         if watching {
             until = until.min(reasons.due.load(Ordering::SeqCst));
-            self.watch_until.store(until.max(1), Ordering::SeqCst);
+            self.watch(waker, until);
         }
         let mut result = Ok(false);
         let left = Instant::from_nanos(until).saturating_since((reasons.now)());
@@ -128,6 +128,14 @@ impl Sleepers {
         }
         self.count.store(bed.sleepers.len(), Ordering::SeqCst);
         watching
+    }
+
+    /// Notes until when the watcher sleeps. Who was robbed of the seat since it sat down has nothing to say: it is awake soon,
+    /// and the other one sleeps as long as it said.
+    fn watch(&self, waker: &Arc<EventFd>, until: u64) {
+        if self.bed().watcher == Some(waker.as_raw_fd()) {
+            self.watch_until.store(until.max(1), Ordering::SeqCst);
+        }
     }
 
     /// Takes a sleeper off the list. Who leaves the watcher's seat free wakes another to take it.
@@ -338,5 +346,19 @@ mod tests {
             let watcher = bed.find(fd).unwrap();
             assert!(watcher.cq.is_some());
         });
+    }
+
+    #[test]
+    fn who_was_robbed_of_the_seat_does_not_say_how_long_the_watcher_sleeps() {
+        let (a, _keep) = cq();
+        let sleepers = Sleepers::new();
+        let [progress, program] = [(); 2].map(|()| Arc::new(EventFd::new().unwrap()));
+        assert!(sleepers.enter(&progress, None) && sleepers.enter(&program, Some(&a)));
+        // The progress thread saw a timer at 5 and was slow to say so. The timer is gone, and the program sleeps for ever.
+        sleepers.watch(&program, NEVER);
+        sleepers.watch(&progress, 5);
+        // Somebody posts, and drives on: an ACK is due at 7.
+        sleepers.after_round(7);
+        assert!(program.clear(), "the watcher was not told of the timer");
     }
 }
