@@ -69,8 +69,10 @@ pub(super) fn run(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
     shared.attended.store(true, Ordering::SeqCst);
     attend(shared, waker, stop);
     shared.attended.store(false, Ordering::SeqCst);
-    // A thread that was told of a message meanwhile relied on this one.
-    shared.drive(Driver::Progress);
+    // A thread that was told of a message meanwhile relied on this one, and may be holding the lock still.
+    if !shared.has_failed() {
+        shared.control(|_| ());
+    }
 }
 
 fn attend(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {

@@ -531,3 +531,30 @@ fn the_progress_thread_says_what_a_thread_that_does_not_come_back_left_unsaid() 
         wait_one(&left, &mut va);
     }
 }
+
+#[test]
+fn a_progress_thread_that_ends_while_another_drives_leaves_nothing_unsaid() {
+    let switch = Switch::new();
+    let host = |last: u8| Host::new(Engine::open(switch.port(&[[10, 0, 0, last].into()])).unwrap());
+    let (a, b) = (host(1), host(2));
+    let (mut va, mut vb) = (a.handle(), b.handle());
+    let (left, right) = pair(&mut va, &mut vb, 64);
+    vb.set_poll_policy(PollPolicy::Spin);
+    b.shared.attended.store(true, Ordering::SeqCst);
+    assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
+    let (waker, stop) = (Arc::new(EventFd::new().unwrap()), AtomicBool::new(true));
+    std::thread::scope(|scope| {
+        // Whoever holds the lock looks at something, and drives no round.
+        b.shared.inspect(|_| {
+            let ending = scope.spawn(|| progress::run(&b.shared, &waker, &stop));
+            // Until it has given up, or waits for us; which of the two must make no difference.
+            for _ in 0..50 {
+                if ending.is_finished() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    });
+    assert!(left.completed(&mut va).is_some());
+}
