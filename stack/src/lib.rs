@@ -7,6 +7,7 @@
 
 // 0 values
 pub mod counters;
+pub mod lock;
 pub mod raw;
 pub mod ring;
 pub mod rng;

@@ -181,6 +181,13 @@ fn the_stack_and_cm_do_not_panic() {
 }
 
 #[test]
+fn the_stack_counts_its_locks() {
+    check(below(&["stack/src/"]), rules::counted_locks);
+    let bad = "//! Doc.\nuse std::sync::{Arc, Mutex};\nuse std::sync::MutexGuard;\n";
+    assert_eq!(rules::counted_locks(&Source::new("stack/src/bad.rs", bad)).len(), 1);
+}
+
+#[test]
 fn state_machines_are_sans_io() {
     let groups = groups();
     check(|source| rules::is_sans_io(source, &groups), rules::sans_io);

@@ -7,12 +7,13 @@
 use core::net::IpAddr;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 
 use super::intercept::known_ids;
 use super::sys::poll::{EventFd, Watch, wait};
 use super::{Device, DeviceCapabilities, DeviceError, DeviceLosses, RxSink, TxSource};
 use crate::burst::{IcrcMode, IdRule, Medium, RxBurst, RxIds, TxBurst, TxRoom};
+use crate::lock::Mutex;
 use crate::raw::Piece;
 use crate::ring::{Consumer, Producer, ring};
 use crate::time::{Duration, Instant};

@@ -4,8 +4,9 @@
 //! look-up touches nothing that another thread writes. Never looks into a queue.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 
+use crate::lock::RwLock;
 use crate::table::Handle;
 
 /// The caller's half of an object.

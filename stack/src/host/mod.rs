@@ -14,7 +14,7 @@ mod tests;
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use halves::Cache;
 use progress::Progress;
@@ -28,6 +28,7 @@ use crate::device::sys::poll::EventFd;
 use crate::device::{Device, DeviceError};
 use crate::endpoint::bind_request;
 use crate::engine::{Engine, Idle, Patience, PollPolicy};
+use crate::lock::Mutex;
 use crate::qp::post_recv_to;
 use crate::raw::Region;
 use crate::srq::RecvProducer;

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crossbeam::queue::ArrayQueue;
 
@@ -15,6 +15,7 @@ use super::sleepers::{Reasons, Sleepers};
 use crate::device::sys::poll::EventFd;
 use crate::device::{Device, DeviceError};
 use crate::engine::{Engine, MonotonicClock};
+use crate::lock::Mutex;
 use crate::qp::Poster;
 use crate::ring::Consumer;
 use crate::srq::RecvProducer;

@@ -6,10 +6,11 @@
 
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::shared::CqHalf;
 use crate::device::sys::poll::{EventFd, Watch, wait_which};
+use crate::lock::Mutex;
 use crate::time::{Duration, Instant};
 
 /// Longest sleep of a watcher whose device has no descriptor.

@@ -53,6 +53,11 @@ const OUTSIDE_WORLD: [(&str, &str); 5] = [
     ("std::env", "take a configuration value"),
 ];
 
+/// What a thread may wait for another in.
+const LOCKS: [&str; 4] = ["Mutex", "RwLock", "Condvar", "Barrier"];
+/// Where the system's own may stand: where they are counted, and in front of hardware, which has its own data path.
+const LOCKS_IN: [&str; 2] = ["stack/src/lock.rs", "stack/src/hw/"];
+
 /// Groups of the stack that see the outside world only through arguments.
 const SANS_IO_GROUPS: usize = 3;
 
@@ -204,6 +209,17 @@ pub(super) fn sans_io(source: &Source) -> Vec<Finding> {
     let mut out = uses_of(source, &OUTSIDE_WORLD, "sans-io");
     out.extend(repeatable(source));
     out
+}
+
+/// Locks are those of `lock`, so that a test can count them.
+pub(super) fn counted_locks(source: &Source) -> Vec<Finding> {
+    let names_lock = |at: usize| {
+        let statement = source.code.get(at..).and_then(|rest| rest.split(';').next()).unwrap_or("");
+        LOCKS.iter().any(|lock| !words(statement, lock).is_empty())
+    };
+    let found = source.find("std::sync").into_iter().filter(|at| !source.in_test(*at) && names_lock(*at));
+    let found = found.filter(|_| !allowed(&source.path, &LOCKS_IN));
+    found.map(|at| source.finding(at, "locks", "use those of `lock`: tests/alloc counts them".to_owned())).collect()
 }
 
 /// One seed gives one run: the state machines, and the simulator that drives them.
