@@ -6,7 +6,7 @@
 
 use core::net::IpAddr;
 use std::os::fd::{AsRawFd as _, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 
 use super::intercept::known_ids;
@@ -98,6 +98,13 @@ impl Switch {
     }
 }
 
+/// The owner of a port has never slept.
+const AWAKE: u8 = 0;
+/// It sleeps, or is about to, and nobody has rung.
+const ASLEEP: u8 = 1;
+/// Somebody rings: the alarm is set now or in a moment, and stays so until the owner clears it.
+const RUNG: u8 = 2;
+
 /// What the other ports know of a port.
 #[derive(Debug)]
 struct Port {
@@ -107,8 +114,8 @@ struct Port {
     /// Peers that the port's device has not yet taken over.
     joining: Mutex<Vec<Peer>>,
     joins: AtomicUsize,
-    /// Whether the owner sleeps, or is about to.
-    asleep: AtomicBool,
+    /// One of [`AWAKE`], [`ASLEEP`] and [`RUNG`].
+    sleep: AtomicU8,
     /// Whether it had no frame left when it went to sleep.
     starving: AtomicBool,
     /// What it sleeps on; made when it first does.
@@ -123,7 +130,7 @@ impl Port {
             gone: AtomicBool::new(false),
             joining: Mutex::default(),
             joins: AtomicUsize::new(0),
-            asleep: AtomicBool::new(false),
+            sleep: AtomicU8::new(AWAKE),
             starving: AtomicBool::new(false),
             alarm: OnceLock::new(),
         }
@@ -136,14 +143,32 @@ impl Port {
 
     /// Wakes the owner if it sleeps. Called after a frame was pushed.
     fn wake(&self) {
-        // Pairs with the fence in `arm`: either we see `asleep`, or the owner sees the frame.
+        // Pairs with the fence in `arm`: either we see it asleep, or the owner sees the frame.
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed)
+        if self.sleep.load(Ordering::Relaxed) == ASLEEP
             && let Some(alarm) = self.alarm.get()
+            && self.begin_to_ring()
         {
             alarm.set();
-            // In this order: who finds itself awake finds the alarm set, and clears it.
-            self.asleep.store(false, Ordering::Release);
+        }
+    }
+
+    /// Of those who would wake the owner one does: were there two, the owner could wake, and lie down again, between what
+    /// the second does, who would then say of a sleeper that it has been woken.
+    fn begin_to_ring(&self) -> bool {
+        self.sleep.compare_exchange(ASLEEP, RUNG, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// The owner is about to sleep. One for whom an alarm is on its way stays as it is: it wakes soon.
+    fn lie_down(&self) {
+        let may_sleep = match self.sleep.load(Ordering::Acquire) {
+            AWAKE => true,
+            RUNG => self.alarm.get().is_some_and(EventFd::clear),
+            // Whoever rings may change it now; nobody else does in the other two.
+            _ => false,
+        };
+        if may_sleep {
+            self.sleep.store(ASLEEP, Ordering::Relaxed);
         }
     }
 
@@ -215,8 +240,6 @@ pub struct LoopbackDevice {
     next_id: u16,
     /// The peer that is asked first, so that none starves.
     turn: usize,
-    /// A sleep was prepared: the alarm may have been rung since.
-    armed: bool,
     lost: DeviceLosses,
 }
 
@@ -236,17 +259,7 @@ impl LoopbackDevice {
         };
         let free = Piece::many(port.frames, FRAME_LEN);
         let peers = Vec::new();
-        Self {
-            capabilities,
-            port,
-            peers,
-            joins_seen: 0,
-            free,
-            next_id: 0,
-            turn: 0,
-            armed: false,
-            lost: DeviceLosses::default(),
-        }
+        Self { capabilities, port, peers, joins_seen: 0, free, next_id: 0, turn: 0, lost: DeviceLosses::default() }
     }
 
     /// Takes over ports that joined the switch, and forgets those that left. No lock unless something changed.
@@ -415,15 +428,8 @@ impl Device for LoopbackDevice {
     }
 
     fn arm(&mut self) -> bool {
-        let port = &self.port;
-        if core::mem::replace(&mut self.armed, true)
-            && !port.asleep.load(Ordering::Acquire)
-            && let Some(alarm) = port.alarm.get()
-        {
-            alarm.clear();
-        }
-        port.starving.store(self.free.is_empty(), Ordering::Relaxed);
-        port.asleep.store(true, Ordering::Relaxed);
+        self.port.starving.store(self.free.is_empty(), Ordering::Relaxed);
+        self.port.lie_down();
         fence(Ordering::SeqCst);
         self.has_work()
     }
@@ -634,6 +640,26 @@ mod tests {
         assert!(b.arm(), "and it is quiet again");
         assert!(!readable());
         assert_eq!(bytes(receive(&mut b, at(0))), [b"2", b"3"]);
+    }
+
+    #[test]
+    fn two_who_wake_a_port_at_once_leave_it_one_that_can_be_woken() {
+        let (mut a, mut b, _c) = three();
+        let fd = b.descriptor().unwrap();
+        let readable = || wait(&[Watch::Readable(fd)], Some(Duration::ZERO)).unwrap() == 1;
+        assert!(!b.arm());
+        // Another port is about to ring, and takes its time.
+        assert!(b.port.begin_to_ring());
+        send(&mut a, at(0), flow(A, B), &[b"1"]);
+        assert!(!readable(), "that is left to the first");
+        assert_eq!(bytes(receive(&mut b, at(0))), [b"1"]);
+        assert!(!b.arm());
+        b.port.alarm().unwrap().set();
+        assert!(readable());
+        assert!(!b.arm());
+        assert!(!readable());
+        send(&mut a, at(0), flow(A, B), &[b"2"]);
+        assert!(readable(), "and whoever comes next rings");
     }
 
     #[test]
