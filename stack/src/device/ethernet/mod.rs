@@ -558,11 +558,12 @@ fn inner_tag(frame: &[u8]) -> Option<u16> {
     }
 }
 
-/// Whether an untagged IP frame says that it carries UDP.
+/// Whether an IP frame says that it carries UDP.
 fn is_udp(frame: &[u8]) -> bool {
-    let protocol = match frame.get(12..14) {
-        Some([0x08, 0x00]) => frame.get(23),
-        _ => frame.get(20),
+    let network = UNTAGGED + if inner_tag(frame).is_some() { 4 } else { 0 };
+    let protocol = match frame.get(network - 2..network) {
+        Some([0x08, 0x00]) => frame.get(network + 9),
+        _ => frame.get(network + 6),
     };
     protocol == Some(&17)
 }

@@ -196,6 +196,21 @@ fn everything_is_tagged_in_a_vlan() {
 }
 
 #[test]
+fn what_is_dropped_in_a_vlan_is_counted_too() {
+    let mut p = port(Some(VlanTag { id: 7, priority: 0 }));
+    let vlan = Some(VlanTag { id: 7, priority: 3 });
+    let mut fragment = frame(Flow { vlan, ..flow("10.0.0.2", "10.0.0.1") }, US, 32);
+    fragment[24] |= 0x20;
+    assert_eq!(accept(&mut p, &fragment, None, None), None);
+    assert_eq!(p.losses().receive, 1);
+    // No UDP, though a length stands where its number is in a frame without a tag.
+    fragment[27] = 1;
+    fragment[20] = 17;
+    assert_eq!(accept(&mut p, &fragment, None, None), None);
+    assert_eq!(p.losses().receive, 1);
+}
+
+#[test]
 fn only_what_is_for_us_reaches_the_endpoint() {
     let mut p = port(None);
     let good = flow("10.0.0.2", "10.0.0.1");
