@@ -42,7 +42,8 @@ pub(crate) struct WrapArgs {
     /// Bytes of each packet that --pcap keeps, so that payload stays off the disk
     #[arg(long, global = true, value_name = "BYTES", requires = "pcap", help_heading = HEADING)]
     pcap_snap: Option<u32>,
-    /// Packets that leave, or arrive, as one superframe at most; 1 turns superframes off. Without it, what suits the device
+    /// Packets that leave as one superframe at most; 1 turns superframes off, at udp: those that arrive, too. Without it, what
+    /// suits the device
     #[arg(long, global = true, value_name = "PACKETS", env = "UROCE_SEGMENTS", help_heading = HEADING)]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=128))]
     segments: Option<u8>,

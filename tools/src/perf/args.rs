@@ -136,8 +136,8 @@ pub(crate) struct PerfArgs {
     pub(super) direction: Direction,
     /// RoCEv2 address of the server; without it this is the server
     pub(super) host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], pnet:IFNAME, hw:NAME, or loop for both ends in this
-    /// process
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], xdp:IFNAME, tap:IFNAME,ip=ADDR, pnet:IFNAME, hw:NAME, or
+    /// loop for both ends in this process
     #[arg(short, long = "device", visible_alias = "ib-dev")]
     pub(super) device: Option<DeviceArg>,
     /// Port of the connection manager's service
@@ -357,6 +357,9 @@ impl PerfArgs {
         }
         if self.operation == Operation::Atomic && (self.all || self.size.is_some_and(|s| s != ATOMIC)) {
             return usage("an atomic has 8 bytes; leave -s and -a out");
+        }
+        if self.direction == Direction::Lat && (self.limit_bw.is_some() || self.limit_rate.is_some()) {
+            return usage("--limit_bw and --limit_msgrate are for bw");
         }
         match self.output {
             Some(Bare::Latency) if self.direction == Direction::Bw => usage("--output=latency is for lat"),

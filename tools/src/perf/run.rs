@@ -168,15 +168,17 @@ impl Side {
     pub(super) fn echo(&mut self, v: &mut Handle, plan: &Plan) -> Result<Control, Failure> {
         let (mut number, mut under_way) = (0, 0);
         let mut last = Instant::now();
+        let mut seen = number;
         loop {
             let mut came = false;
             match self.hear(v)? {
                 Heard::Control(control) => return Ok(control),
                 Heard::Message => came = true,
                 Heard::Over => return Err(Failure::failed("the client has disconnected")),
+                // The clock is read when there is time for it: after the answer.
+                Heard::Nothing if seen != number => (seen, last) = (number, Instant::now()),
                 Heard::Nothing if last.elapsed() > PATIENCE => return Err(Failure::failed("the client fell silent")),
-                Heard::Nothing => {}
-                Heard::Sent(..) => last = Instant::now(),
+                Heard::Nothing | Heard::Sent(..) => {}
             }
             if plan.is_watched() && self.landed(plan.size)? == turn(number) {
                 self.buffer.write(plan.size - 1, &[turn(number)])?;

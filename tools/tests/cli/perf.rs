@@ -148,6 +148,7 @@ fn wrong_usage() {
     assert_eq!(perf(&["write", "bw", "-D", "0"]).code, 2, "nothing can be measured in no time");
     perf(&["atomic", "bw", "-s", "16"]).fails(2, "an atomic has 8 bytes");
     perf(&["send", "bw", "-d", "loop", "127.0.0.2"]).fails(2, "leave HOST out");
+    perf(&["send", "lat", "-d", "loop", "-w", "1"]).fails(2, "are for bw");
 }
 
 #[test]
