@@ -309,11 +309,17 @@ impl<D: Device, C: Clock> Engine<D, C> {
                     std::thread::yield_now();
                     self.patience.yielded(now, self.clock.now());
                 }
-                // `ready` may have posted, so it takes one more round to know that nothing is due.
-                Idle::Sleep if self.poll()? == 0 => self.wait(Some(left))?,
+                Idle::Sleep if self.is_settled()? => self.wait(Some(left))?,
                 Idle::Sleep => self.patience.progress(now),
             }
         }
+    }
+
+    /// A round that finds out whether nothing is due: what was posted since the last is sent by it, and a timer that it runs
+    /// may complete something though nothing moves.
+    fn is_settled(&mut self) -> Result<bool, DeviceError> {
+        let due = self.endpoint.poll_timeout();
+        Ok(self.poll()? == 0 && self.endpoint.poll_timeout() == due)
     }
 
     /// The time now.
@@ -462,10 +468,14 @@ pub(crate) mod testing {
 mod tests {
     use super::testing::{Side, engine};
     use super::*;
-    use crate::device::DeviceLosses;
+    use core::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::Arc;
+
+    use crate::device::loopback::{LoopbackDevice, Switch};
     use crate::device::udp::UdpOptions;
     use crate::device::udp::testing::open_ipv6;
-    use crate::verbs::{Operation, WcOpcode};
+    use crate::device::{DeviceCapabilities, DeviceLosses, RxSink, TxSource};
+    use crate::verbs::{Operation, Verbs as _, WcOpcode, WcStatus};
 
     const LEN: usize = 300_000;
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -545,6 +555,60 @@ mod tests {
         assert_eq!(a.poll().unwrap(), 0);
         assert_eq!(a.run_until_some(a.now(), |_| None::<()>).unwrap(), None);
         assert_eq!(a.run_until_some(a.now(), |_| Some(5)).unwrap(), Some(5));
+    }
+
+    /// A clock that goes on by a microsecond each time it is read.
+    struct Steps(Arc<AtomicU64>);
+
+    impl Clock for Steps {
+        fn now(&self) -> Instant {
+            Instant::from_nanos(self.0.fetch_add(1_000, Ordering::Relaxed))
+        }
+    }
+
+    /// A device on that clock whose waits end two microseconds early.
+    struct Naps(LoopbackDevice, Arc<AtomicU64>);
+
+    impl Device for Naps {
+        fn capabilities(&self) -> &DeviceCapabilities {
+            self.0.capabilities()
+        }
+
+        fn receive(&mut self, now: Instant, budget: usize, sink: &mut RxSink<'_>) -> Result<usize, DeviceError> {
+            self.0.receive(now, budget, sink)
+        }
+
+        fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError> {
+            self.0.transmit(now, budget, source)
+        }
+
+        fn wait(&mut self, timeout: Option<Duration>) -> Result<(), DeviceError> {
+            let nanos = u64::try_from(timeout.expect("nobody sleeps for ever").as_nanos()).unwrap();
+            self.1.fetch_add(nanos.saturating_sub(2_000), Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_timer_brings_about_in_the_last_round_before_a_sleep_is_not_slept_over() {
+        let switch = Switch::new();
+        let port = |last: u8| switch.port(&[[10, 0, 0, last].into()]);
+        let (time, mut b) = (Arc::new(AtomicU64::new(0)), Engine::open(port(2)).unwrap());
+        let device = Naps(port(1), Arc::clone(&time));
+        let endpoint = Endpoint::new(endpoint_config(&device), [1; 32]);
+        let mut a = Engine::with_clock(device, endpoint, Steps(time));
+        a.set_poll_policy(PollPolicy::Block);
+        let (left, right) = (Side::new(a.endpoint_mut(), 64), Side::new(b.endpoint_mut(), 64));
+        left.connect(a.endpoint_mut(), &right);
+        // Nobody drives the peer: the last of the retries is over some time, and the send fails.
+        left.post(a.endpoint_mut(), 1, Operation::Send);
+        let end = a.now() + Duration::from_secs(1000);
+        let failed = a.run_until_some(end, |endpoint| {
+            let mut out = [testing::blank(left.qp)];
+            (endpoint.poll_cq(left.cq, &mut out).unwrap() == 1).then_some(out[0].status)
+        });
+        assert_eq!(failed.unwrap(), Some(WcStatus::RetryExceeded));
+        assert!(a.now() + Duration::from_secs(100) < end, "slept until the deadline");
     }
 
     #[test]
