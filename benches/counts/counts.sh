@@ -70,7 +70,7 @@ compare() {
     awk -F'\t' -v check="$1" '
         NR == FNR { if ($0 !~ /^#/) was[$1] = $2; next }
         { change = ($1 in was) ? 100 * ($2 / was[$1] - 1) : 0
-          printf "%-24s %8d  was %8d  %+5.1f %%%s\n", $1, $2, was[$1], change, change > 3 ? "  more" : ""
+          printf "%-24s %8d  was %8d  %+5.1f %%%s\n", $1, $2, was[$1], change, (change > 3) ? "  more" : ""
           if (change > 3) worse = 1 }
         END { exit check && worse }' "$baseline" -
 }
