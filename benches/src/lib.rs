@@ -4,6 +4,7 @@
 //! loop that keeps a queue of messages under way. Never measures by itself.
 
 pub mod connections;
+pub mod copying;
 pub mod party;
 pub mod veth;
 

@@ -3,6 +3,7 @@
 //! Owns the bounds. Divides medians of one run, never figures of different runs.
 
 use crate::devices::Device;
+use crate::floor;
 use crate::results::{Ratio, Results, digits};
 
 /// What native rxe reaches with both sides on one core, in Gbit/s: the better end of what was measured elsewhere.
@@ -111,14 +112,23 @@ impl Judge<'_> {
         self.ratio(point, what, Bound::Reported, (&alone, "gbits"), ("iperf3/one-core", "gbits"));
     }
 
+    /// The slower of two metrics of `id`.
+    fn slower<'m>(&self, id: &str, metrics: [&'m str; 2]) -> Option<&'m str> {
+        let [a, b] = metrics.map(|m| self.results.get(id, m));
+        Some(if a? < b? { metrics[0] } else { metrics[1] })
+    }
+
     fn in_process(&mut self) {
-        let floor = ["copy_crc_gbits", "crc_copy_gbits"].map(|m| self.results.get("floor", m));
-        let [Some(sender), Some(receiver)] = floor else { return };
-        let slower = if sender < receiver { "copy_crc_gbits" } else { "crc_copy_gbits" };
-        for (operation, bound) in [("write", Bound::Least(0.8)), ("read", Bound::Reported), ("send", Bound::Reported)] {
-            let what = format!("in process: {} 1 MiB to copy and CRC alone", operation.to_uppercase());
-            let id = format!("uroce/loop/{operation}/bw");
-            self.ratio("3", what, bound, (&id, "gbits"), ("floor", slower));
+        let [one, other, one_across, other_across] = floor::METRICS;
+        for (how, metrics) in [("one thread", [one, other]), ("two threads", [one_across, other_across])] {
+            let Some(slower) = self.slower("floor", metrics) else { continue };
+            for operation in ["write", "read", "send"] {
+                let bound = if operation == "write" { Bound::Least(0.8) } else { Bound::Reported };
+                let upper = operation.to_uppercase();
+                let what = format!("in process: {upper} 1 MiB to copy and CRC alone, {how}");
+                let id = format!("uroce/loop/{operation}/bw");
+                self.ratio("3", what, bound, (&id, "gbits"), ("floor", slower));
+            }
         }
     }
 

@@ -112,7 +112,12 @@ fn tables(results: &Results, guest: Option<&Results>) -> Vec<(&'static str, Stri
             "In memory alone",
             table(
                 results,
-                &[("copy_crc_gbits", "copy with CRC, Gbit/s"), ("crc_copy_gbits", "CRC, then copy, Gbit/s")],
+                &[
+                    ("copy_crc_gbits", "copy with CRC, Gbit/s"),
+                    ("crc_copy_gbits", "CRC, then copy"),
+                    ("copy_crc_across_gbits", "copy with CRC, between two threads"),
+                    ("crc_copy_across_gbits", "CRC, then copy, between two threads"),
+                ],
                 |id| id == "floor",
             ),
         ),

@@ -286,7 +286,7 @@ impl Requester {
             && (plan.ends
                 || self.credits.is_limited(&wqe.head.operation)
                 || self.since_ack_req + 1 >= self.window.ack_every
-                || !self.admits_after(plan));
+                || !self.admits_after(plan.psns, plan.bytes()));
         let body = Body::Request(Request { service: self.service, op: plan.op, payload: &[] });
         let packet = Packet {
             mig_req: path.mig_req,
@@ -326,7 +326,7 @@ impl Requester {
             self.pass_local(id, cx)?;
         };
         let plan = self.packet_of(wqe, path.mtu.bytes());
-        if self.service == Service::Rc && !self.admits(&plan) {
+        if self.service == Service::Rc && !self.admits(plan.psns, plan.bytes()) {
             return Ok(None);
         }
         Ok(Some(plan))
@@ -346,21 +346,24 @@ impl Requester {
     }
 
     /// Whether the window has room for what is planned. With nothing in flight there always is.
-    fn admits(&self, plan: &Plan) -> bool {
+    fn admits(&self, psns: u32, bytes: u64) -> bool {
         let unacked = self.unacked();
-        unacked == 0 || self.window.admits(unacked, (plan.psns, plan.bytes()), || self.in_flight())
+        unacked == 0 || self.window.admits(unacked, (psns, bytes), || self.in_flight())
     }
 
     /// Whether it has room for one more packet behind what is planned: else an answer must be asked for now.
-    fn admits_after(&self, plan: &Plan) -> bool {
-        let (after, next) = (self.unacked() + plan.psns, (1, self.window.mtu as u64));
-        self.window.admits(after, next, || self.in_flight() + plan.bytes())
+    fn admits_after(&self, psns: u32, bytes: u64) -> bool {
+        let (after, next) = (self.unacked() + psns, (1, self.window.mtu as u64));
+        self.window.admits(after, next, || self.in_flight() + bytes)
     }
 
     fn is_window_full(&self) -> bool {
         let mtu = self.window.mtu;
         match self.queue.window().get(self.cursor) {
-            Some(wqe) => !self.admits(&self.packet_of(wqe, mtu)),
+            Some(wqe) => {
+                let plan = self.packet_of(wqe, mtu);
+                !self.admits(plan.psns, plan.bytes())
+            }
             None => !self.window.admits(self.unacked(), (1, mtu as u64), || self.in_flight()),
         }
     }

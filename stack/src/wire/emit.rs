@@ -4,7 +4,7 @@
 //! region straight into the frame) and never computes the ICRC.
 
 use super::aeth::Aeth;
-use super::opcode::{BTH_LEN, Opcode, Operation, Support};
+use super::opcode::{Opcode, Operation, Support};
 use super::packet::{
     AtomicEth, Body, Datagram, Packet, Place, RequestOp, ResponseOp, Reth, SendTail, Service, WritePart,
 };
@@ -91,7 +91,10 @@ impl<'a> Packet<'a> {
         }
         let header_len = opcode.header_len();
         let mut w = Writer { rest: out.get_mut(..header_len)? };
-        w.put(self.bth(opcode, payload_len))?;
+        let (front, back) = self.bth(opcode, payload_len);
+        // Two stores, which a reader of the header finds as they are before they have reached the cache.
+        w.put(front.to_be_bytes())?;
+        w.put(back.to_be_bytes())?;
         match &self.body {
             Body::Request(request) => match &request.op {
                 RequestOp::Send(_, SendTail::None) => {}
@@ -131,17 +134,18 @@ impl<'a> Packet<'a> {
         }
     }
 
-    fn bth(&self, opcode: Opcode, payload_len: usize) -> [u8; BTH_LEN] {
+    /// The BTH: its first eight bytes and its last four, the first byte of each in the highest place.
+    fn bth(&self, opcode: Opcode, payload_len: usize) -> (u64, u32) {
         let bit = |set: bool, at: u8| u8::from(set) << at;
         #[allow(clippy::cast_possible_truncation)] // Two bits.
         let pad = (payload_len.wrapping_neg() & 3) as u8;
         let flags = bit(self.solicited, 7) | bit(self.mig_req, 6) | pad << 4;
         let marks = bit(self.fecn, 7) | bit(self.becn, 6) | self.reserved.0 & 0x3F;
         let ack = bit(self.ack_req, 7) | self.reserved.1 & 0x7F;
-        let [pkey_hi, pkey_lo] = self.pkey.get().to_be_bytes();
-        let [_, qp_hi, qp_mid, qp_lo] = self.dest_qp.get().to_be_bytes();
-        let [_, psn_hi, psn_mid, psn_lo] = self.psn.get().to_be_bytes();
-        [opcode.get(), flags, pkey_hi, pkey_lo, marks, qp_hi, qp_mid, qp_lo, ack, psn_hi, psn_mid, psn_lo]
+        let pkey = u64::from(self.pkey.get()) << 32;
+        let kind = u64::from(opcode.get()) << 56 | u64::from(flags) << 48;
+        let to = u64::from(marks) << 24 | u64::from(self.dest_qp.get() & 0xFF_FFFF);
+        (kind | pkey | to, u32::from(ack) << 24 | self.psn.get() & 0xFF_FFFF)
     }
 }
 
