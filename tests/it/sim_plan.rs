@@ -37,7 +37,7 @@ pub(crate) struct Scenario {
     pub(crate) reads: u8,
     pub(crate) first_psn: [Psn; 2],
     pub(crate) source_port: SourcePort,
-    /// Credits, an RNR timer that adapts, and a bound on waiting READs, on some runs.
+    /// Credits, an RNR timer that adapts, a bound on waiting READs, and one on bytes in flight, on some runs.
     pub(crate) options: QpOptions,
 }
 
@@ -79,6 +79,7 @@ impl Scenario {
                 credits: rng.chance(0.4),
                 rnr_timer_max: rng.chance(0.3).then(|| RnrTimer::new(16)).flatten(),
                 max_read_bytes: if rng.chance(0.3) { rng.within(1..=20_000) } else { MAX_READ_BYTES },
+                max_in_flight: rng.chance(0.4).then(|| rng.within(1..=100_000)),
                 ..QpOptions::default()
             },
         }

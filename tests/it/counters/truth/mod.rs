@@ -92,12 +92,14 @@ struct Reader {
 impl Reader {
     fn new(remains: &Remains) -> Self {
         let s = &remains.scenario;
+        // A READ request asks for half of what may be in flight, and for one packet at least.
+        let half = |bytes: u64| u32::try_from(bytes / s.mtu.bytes() as u64 / 2).unwrap();
         let limits = Limits {
             mtu: u32::try_from(s.mtu.bytes()).unwrap(),
             timeout: u64::try_from(s.timeout.duration().unwrap().as_nanos()).unwrap(),
             retries: s.retries.get(),
             rnr_retries: s.rnr_retries.limit(),
-            read_psns: MAX_READ_PSNS,
+            read_psns: s.options.max_in_flight.map_or(MAX_READ_PSNS, half).clamp(1, MAX_READ_PSNS),
         };
         let end = |(us, end): (usize, &crate::sim_exchange::End)| {
             let [ours, theirs] = [us % 2, 1 - us % 2].map(|side| s.first_psn[side].get());
