@@ -75,7 +75,7 @@ enum Command {
     /// Say whether running endpoints are well: exit code 0, or 1 with the reasons, or 4 when none runs
     Health(health::HealthArgs),
     /// Measure bandwidth or latency between two uroce endpoints, as perftest
-    Perf(perf::PerfCommand),
+    Perf(Box<perf::PerfCommand>),
     /// Ping an rping server, or serve rping clients, over RDMA
     Ping(ping::PingArgs),
     /// Exchange messages with ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong or ibv_srq_pingpong, or with itself

@@ -45,12 +45,10 @@ pub(super) fn direct(count: u64, at_once: u64, loss: f64) {
     let begin = processor_time();
     while !client.is_done() {
         let now = clock.now();
-        for (from, to) in [(&mut left, &mut right)] {
-            hand_over(now, from, to, &mut buf, &model, &mut dice);
-            server.work(now, to);
-            hand_over(now, to, from, &mut buf, &model, &mut dice);
-            client.work(now, from);
-        }
+        hand_over(now, &mut left, &mut right, &mut buf, &model, &mut dice);
+        server.work(now, &mut right);
+        hand_over(now, &mut right, &mut left, &mut buf, &model, &mut dice);
+        client.work(now, &mut left);
     }
     finish("direct", &client, clock.now().saturating_since(Instant::ZERO).as_secs_f64(), processor_time() - begin);
 }

@@ -87,12 +87,13 @@ fn spawn(side: &str, processor: &str, arguments: &[&str]) -> Child {
 fn run(way: &Way, count: &str) -> Option<(f64, f64)> {
     let mut server = spawn(SIDES[1], "1", &[way.server, &[way.mode]].concat());
     // It says when it listens.
-    BufReader::new(server.stdout.take()?).read_line(&mut String::new()).ok()?;
-    let client = spawn(SIDES[0], "0", &[way.client, &[count, way.at_once, way.mode]].concat());
-    let output = client.wait_with_output().ok()?;
+    let listens = server.stdout.take().is_some_and(|out| BufReader::new(out).read_line(&mut String::new()).is_ok());
+    let client = listens.then(|| spawn(SIDES[0], "0", &[way.client, &[count, way.at_once, way.mode]].concat()));
+    let output = client.map(Child::wait_with_output);
     // It serves for ever.
     let _ = server.kill();
     let _ = server.wait();
+    let output = output?.ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     let after = |mark: &str, end: char| text.split(mark).nth(1)?.split(end).next()?.trim().parse::<f64>().ok();
     Some((after(" s, ", 'a')?, after("p50 ", ',')?))

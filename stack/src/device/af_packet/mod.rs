@@ -294,8 +294,9 @@ impl Device for AfPacket {
 
     fn poll_timeout(&self) -> Option<Instant> {
         match (self.retry_at, self.port.poll_timeout()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
+            // The port's own frames find no room either, so its haste is of no use.
+            (Some(retry), _) if !self.port.has_looped() => Some(retry),
+            (_, due) => due,
         }
     }
 
@@ -313,10 +314,10 @@ impl Device for AfPacket {
         if self.port.has_looped() || self.inbox.is_ready() {
             return Ok(());
         }
+        // Frames that found no room are offered again after a time that `poll_timeout` bounds this sleep by; that one of the
+        // two sending sockets is writable does not say that the other is.
         let readable = Watch::Readable(self.inbox.socket().as_raw_fd());
-        let watch = [readable, Watch::Writable(self.tx_socket.as_raw_fd())];
-        let watch = if self.retry_at.is_some() { &watch[..] } else { &watch[..1] };
-        wait(watch, timeout).map_err(|source| DeviceError::Io { action: "waiting", source })?;
+        wait(&[readable], timeout).map_err(|source| DeviceError::Io { action: "waiting", source })?;
         self.inbox.woken();
         Ok(())
     }
