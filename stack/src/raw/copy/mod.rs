@@ -1,27 +1,30 @@
 //! Copies and CRC-32, one pass over the bytes.
 //!
 //! Owns the loops that touch every payload byte: a copy, a CRC, and both at once, each in the widest form that the
-//! processor has, chosen once at run time, with a portable form for all others. The fused loop loads a byte once: its CRC
+//! processor has, or the one that a measurement found fastest, with portable forms for all others. The fused loop loads a byte once: its CRC
 //! is that of the bytes written, whatever another thread does to the source meanwhile. Never knows what the bytes are,
 //! nor whose.
 //!
 //! A CRC here is the common CRC-32 as `crc32fast` has it, finished: that of a first part is where its next part starts.
 #![allow(unsafe_code)] // Vector loads and stores through raw pointers: the memory may be registered.
 
+mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use core::hint::black_box;
 use core::ptr;
-
-#[cfg(target_arch = "x86_64")]
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// A set of loops. Every processor has [`Kernel::Portable`].
+/// A set of loops. Every processor has [`Kernel::Table`] and [`Kernel::Portable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kernel {
+    /// The compiler's copy, and tables. For processors that have the instructions of the others in name: an emulator
+    /// multiplies without carries bit by bit.
+    Table = 1,
     /// The compiler's copy, and `crc32fast`.
-    Portable = 1,
+    Portable,
     /// AVX2, and PCLMULQDQ on 16 bytes at a time.
     Clmul,
     /// AVX2, and VPCLMULQDQ on 32 bytes at a time.
@@ -30,40 +33,90 @@ pub enum Kernel {
     Widest,
 }
 
-/// The best kernel, or 0 before anyone has asked.
-#[cfg(target_arch = "x86_64")]
-static BEST: AtomicU8 = AtomicU8::new(0);
+/// The kernel that is used, or 0 before anyone has asked.
+static USED: AtomicU8 = AtomicU8::new(0);
+/// The widest that the processor has, or 0 before anyone has asked.
+static DETECTED: AtomicU8 = AtomicU8::new(0);
+/// Set once [`Kernel::choose`] has measured.
+static MEASURED: AtomicU8 = AtomicU8::new(0);
+
+/// Bytes that [`Kernel::choose`] copies at a time.
+const TRIAL: usize = 2048;
+/// How often, all kernels in turns: of times that others may lengthen the shortest counts, and a processor that has to wake
+/// its wide units first, for some ten microseconds, has time to.
+const TRIALS: usize = 64;
+/// A wider kernel is left for a narrower one that takes less than 4 in 5 of its time: so much is no accident.
+const CLEARLY: (u64, u64) = (4, 5);
 
 impl Kernel {
     /// All of them, from the slowest to the fastest.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Clmul, Self::Wide, Self::Widest];
+    pub const ALL: [Self; 5] = [Self::Table, Self::Portable, Self::Clmul, Self::Wide, Self::Widest];
 
     /// Whether this processor has what the kernel needs.
     #[must_use]
     pub fn is_available(self) -> bool {
-        self <= Self::best()
+        self <= Self::detected()
     }
 
-    /// The fastest that this processor has. Asks it once.
+    /// The one that is used: the widest that this processor has, or what [`Self::choose`] found.
     #[inline]
     #[must_use]
     pub fn best() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        match BEST.load(Ordering::Relaxed) {
-            4.. => Self::Widest,
-            3 => Self::Wide,
-            2 => Self::Clmul,
-            1 => Self::Portable,
-            0 => Self::detect(),
+        match Self::from_code(USED.load(Ordering::Relaxed)) {
+            Some(kernel) => kernel,
+            None => Self::detected(),
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        Self::Portable
     }
 
-    #[cfg(target_arch = "x86_64")]
+    /// Measures the kernels that this processor has, once in the life of the process, and uses the fastest from then on. What
+    /// they compute is the same. Takes about a tenth of a millisecond, under an emulator one. `nanoseconds` reads a clock
+    /// that only goes forward: drivers have one.
+    pub fn choose(nanoseconds: impl Fn() -> u64) {
+        if MEASURED.swap(1, Ordering::Relaxed) != 0 {
+            return;
+        }
+        let (from, mut to) = ([0x5A; TRIAL], [0; TRIAL]);
+        let mut times = [u64::MAX; Self::ALL.len()];
+        for _ in 0..TRIALS {
+            for (kernel, best) in Self::ALL.into_iter().zip(&mut times).filter(|(kernel, _)| kernel.is_available()) {
+                let begin = nanoseconds();
+                black_box(kernel.copy_crc(0, black_box(&from), &mut to));
+                *best = (*best).min(nanoseconds().saturating_sub(begin));
+            }
+        }
+        USED.store(Self::fastest(Self::detected(), times) as u8, Ordering::Relaxed);
+    }
+
+    /// Of kernels that took `times`, in the order of [`Self::ALL`], the one to use where `widest` is the widest.
+    fn fastest(widest: Self, times: [u64; Self::ALL.len()]) -> Self {
+        let timed = || Self::ALL.into_iter().zip(times).filter(|(kernel, _)| *kernel <= widest);
+        let of_widest = timed().next_back().map_or(0, |(_, time)| time);
+        let quickest = timed().min_by_key(|(_, time)| *time);
+        quickest
+            .filter(|(_, time)| time.saturating_mul(CLEARLY.1) < of_widest.saturating_mul(CLEARLY.0))
+            .map_or(widest, |(kernel, _)| kernel)
+    }
+
+    const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            0 => None,
+            1 => Some(Self::Table),
+            2 => Some(Self::Portable),
+            3 => Some(Self::Clmul),
+            4 => Some(Self::Wide),
+            _ => Some(Self::Widest),
+        }
+    }
+
+    /// The widest that this processor has. Asks it once.
+    fn detected() -> Self {
+        Self::from_code(DETECTED.load(Ordering::Relaxed)).unwrap_or_else(Self::detect)
+    }
+
     #[cold]
     fn detect() -> Self {
-        let best = if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("pclmulqdq")) {
+        #[cfg(target_arch = "x86_64")]
+        let widest = if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("pclmulqdq")) {
             Self::Portable
         } else if !is_x86_feature_detected!("vpclmulqdq") {
             Self::Clmul
@@ -72,13 +125,17 @@ impl Kernel {
         } else {
             Self::Widest
         };
-        BEST.store(best as u8, Ordering::Relaxed);
-        best
+        #[cfg(not(target_arch = "x86_64"))]
+        let widest = Self::Portable;
+        DETECTED.store(widest as u8, Ordering::Relaxed);
+        // One that was measured stays.
+        let _ = USED.compare_exchange(0, widest as u8, Ordering::Relaxed, Ordering::Relaxed);
+        widest
     }
 
     /// This kernel, or the best below it that the processor has.
     fn supported(self) -> Self {
-        self.min(Self::best())
+        self.min(Self::detected())
     }
 
     /// [`crc`] by this kernel, or by the best below it that the processor has.
@@ -154,12 +211,15 @@ pub(crate) unsafe fn copy_raw(from: *const u8, to: *mut u8, len: usize) {
 #[inline]
 unsafe fn crc_with(kernel: Kernel, crc: u32, from: *const u8, len: usize) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if kernel != Kernel::Portable {
+    if kernel >= Kernel::Clmul {
         // SAFETY: the processor has AVX2 and PCLMULQDQ at the least, and wider ones as the kernel says; nothing is
         // written.
         return unsafe { x86::run::<false>(kernel, crc, from, ptr::null_mut(), len) };
     }
-    let _ = kernel;
+    if kernel == Kernel::Table {
+        // SAFETY: as the caller promises; nothing is written.
+        return unsafe { table::run::<false>(crc, from, ptr::null_mut(), len) };
+    }
     // SAFETY: readable and unchanged, as the caller promises.
     portable_crc(crc, unsafe { core::slice::from_raw_parts(from, len) })
 }
@@ -169,11 +229,14 @@ unsafe fn crc_with(kernel: Kernel, crc: u32, from: *const u8, len: usize) -> u32
 #[inline]
 unsafe fn copy_crc_with(kernel: Kernel, crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if kernel != Kernel::Portable {
+    if kernel >= Kernel::Clmul {
         // SAFETY: the processor has the kernel's instructions; the ranges are as the caller promises.
         return unsafe { x86::run::<true>(kernel, crc, from, to, len) };
     }
-    let _ = kernel;
+    if kernel == Kernel::Table {
+        // SAFETY: as the caller promises.
+        return unsafe { table::run::<true>(crc, from, to, len) };
+    }
     // SAFETY: as the caller promises.
     unsafe { ptr::copy_nonoverlapping(from, to, len) };
     // SAFETY: `to` is ours alone, and has just been written.
@@ -185,8 +248,8 @@ unsafe fn copy_crc_with(kernel: Kernel, crc: u32, from: *const u8, to: *mut u8, 
 #[inline]
 unsafe fn copy_with(kernel: Kernel, from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if kernel != Kernel::Portable {
-        // SAFETY: every other kernel has AVX2; the ranges are as the caller promises.
+    if kernel >= Kernel::Clmul {
+        // SAFETY: the kernels from this one on have AVX2; the ranges are as the caller promises.
         return unsafe { x86::copy(from, to, len) };
     }
     let _ = kernel;

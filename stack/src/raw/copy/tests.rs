@@ -56,6 +56,35 @@ fn the_check_value_of_crc_32() {
 }
 
 #[test]
+fn a_kernel_that_is_clearly_faster_is_preferred() {
+    let fastest = Kernel::fastest;
+    assert_eq!(fastest(Kernel::Widest, [1300, 110, 240, 120, 60]), Kernel::Widest);
+    assert_eq!(fastest(Kernel::Widest, [1300, 50, 240, 120, 60]), Kernel::Widest, "by an accident");
+    // An emulator: PCLMULQDQ is a loop there, in crc32fast too.
+    assert_eq!(fastest(Kernel::Clmul, [6000, 10400, 8700, u64::MAX, u64::MAX]), Kernel::Table);
+    // A clock that stands still says nothing, and one that goes by large steps next to nothing.
+    assert_eq!(fastest(Kernel::Clmul, [0, 0, 0, u64::MAX, u64::MAX]), Kernel::Clmul);
+    // What the processor lacks has no time.
+    assert_eq!(fastest(Kernel::Portable, [1300, 110, 0, 0, 0]), Kernel::Portable);
+}
+
+#[test]
+fn a_choice_is_made_once_and_is_one_that_the_processor_has() {
+    use core::cell::Cell;
+
+    let clock = Cell::new(0);
+    let looks = || {
+        clock.set(clock.get() + 1);
+        clock.get()
+    };
+    Kernel::choose(looks);
+    assert!(Kernel::best().is_available());
+    let after = clock.get();
+    Kernel::choose(looks);
+    assert_eq!(clock.get(), after, "not measured again");
+}
+
+#[test]
 fn every_short_length_at_some_alignments() {
     let source = noise(700);
     for kernel in kernels() {
