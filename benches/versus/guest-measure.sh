@@ -78,6 +78,8 @@ uroce_test() {
 }
 
 json() { sed -n "s/.*\"$1\": *\\([0-9.]*\\).*/\\1/p" | head -n 1; }
+# Microseconds a connection of cmtime's steps whose first word matches $1, summed.
+steps() { awk -v step="$1" 'NF >= 5 && $1 ~ step && $NF ~ /^[0-9.]+$/ { sum += $NF } END { if (sum) print sum }' /tmp/versus-client.log; }
 # Bytes a second to Gbit/s; microseconds of half a round trip to a round trip; microseconds a connection to a rate.
 gbits() { awk '{ printf "%.4f", $1 * 8 / 1e9 }'; }
 twice() { awk '{ printf "%.2f", $1 * 2 }'; }
@@ -91,16 +93,24 @@ one_round() {
     figure rxe/write/lat "rxe: ib_write_lat of 8 bytes, round trip" p50_us - "$(rxe_test ib_write_lat -s 8 -n 300 | column 5 | twice)"
     figure uroce/write/lat "uroce AF_PACKET: write of 8 bytes, round trip" p50_us - "$(uroce_test write lat -s 8 -n 1000 --json | json t_typical | twice)"
 
+    # cmtime makes its connections step by step, all of them at once; a connection's time is the sum of its steps.
     timeout 60 cmtime -b $A -c 100 >/tmp/versus-server.log 2>&1 &
     server=$!
     sleep 1
-    figure rxe/connect "rxe: cmtime, its step connect" connections_s - "$(timeout 60 cmtime -b $B -s $A -c 100 2>&1 | awk '$1 == "connect" { print $NF }' | rate)"
+    timeout 60 cmtime -b $B -s $A -c 100 >/tmp/versus-client.log 2>&1
     kill $server 2>/dev/null
     wait $server 2>/dev/null
+    figure rxe/connect "rxe: cmtime, all steps of a connection" connections_s - "$(steps '.*' | rate)"
+    figure rxe/connect/step "rxe: cmtime, its step connect" connections_s - "$(steps '^connect$' | rate)"
+    timeout 60 "$BIN/uroce" perf cm -d "$DEV_A" --wait spin >/tmp/versus-server.log 2>&1 &
+    server=$!
+    sleep 2
+    figure uroce/connect "uroce AF_PACKET: perf cm, 100 at once, made and ended" connections_s - "$(timeout 60 "$BIN/uroce" perf cm -d "$DEV_B" -n 1000 -q 100 --json $OWN_A 2>&1 | json connections_per_second)"
+    wait $server
     timeout 60 "$BIN/uroce" cm time --device "$DEV_A" -c 100 >/tmp/versus-server.log 2>&1 &
     server=$!
     sleep 1
-    figure uroce/connect "uroce AF_PACKET: cm time, its step connect" connections_s - "$(timeout 60 "$BIN/uroce" cm time --device "$DEV_B" -c 100 -s $OWN_A --json 2>&1 | json connects_per_second)"
+    figure uroce/connect/step "uroce AF_PACKET: cm time, its step connect" connections_s - "$(timeout 60 "$BIN/uroce" cm time --device "$DEV_B" -c 100 -s $OWN_A --json 2>&1 | json connects_per_second)"
     wait $server
     floor=$("$BIN/versus" child floor --seconds 1)
     figure floor "copy and CRC in memory: a sender" copy_crc_gbits - "$(echo "$floor" | sed -n 's/.*"copy_crc_gbits": *\([0-9.]*\).*/\1/p')"
@@ -108,6 +118,7 @@ one_round() {
 }
 
 echo "MACHINE|guest kernel|$(uname -r)"
+echo "MACHINE|guest copy and CRC|kernel $("$BIN/versus" child floor --seconds 0.1 | sed -n 's/.*"kernel": *"\([A-Za-z]*\)".*/\1/p'), as uroce uses"
 echo "MACHINE|guest processor|$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(grep -c ^processor /proc/cpuinfo) processors, emulated"
 make_pair
 round=0
