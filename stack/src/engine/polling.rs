@@ -27,7 +27,7 @@ const TRIAL_EVERY: u32 = 64;
 pub enum PollPolicy {
     /// Looks again and again, and never sleeps: the shortest latency, and a processor that is always busy. Makes way for
     /// other threads of its processor. Where a host has a progress thread, a message that arrives alone is acknowledged by
-    /// the next call of whoever was told of it, or by that thread a millisecond later: an answer is out before the ACK.
+    /// the next call of whoever was told of it, or by that thread some milliseconds later: an answer is out before the ACK.
     Spin,
     /// Spins for at most `spin`, then sleeps. It spins for less, or not at all, when the latest waits were longer than
     /// that, so that a thread whose peer is slow costs next to nothing.

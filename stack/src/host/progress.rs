@@ -14,8 +14,11 @@ use crate::device::sys::poll::{EventFd, Watch, wait};
 use crate::device::{DeviceError, pin_current_thread};
 use crate::time::Duration;
 
-/// How long nobody may have driven before the progress thread does.
+/// How long nobody may have driven before the progress thread does; up to five times as long where the program had driven
+/// all the while before.
 pub const PROGRESS_TAKEOVER: Duration = Duration::from_millis(1);
+/// As a power of two: how much longer it leaves a program alone that has driven all the while.
+const LONGEST_REST: u32 = 2;
 
 /// A running progress thread; ends with its value.
 pub(super) struct Progress {
@@ -76,14 +79,18 @@ pub(super) fn run(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
 }
 
 fn attend(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
+    // Rests in a row after which the program had driven.
+    let mut busy = 0;
     while !stop.load(Ordering::SeqCst) {
         if shared.has_failed() {
             // There is nothing left to drive.
             return;
         }
-        if rest(shared, waker, stop) {
+        if rest(shared, waker, stop, busy) {
+            busy = (busy + 1).min(LONGEST_REST);
             continue;
         }
+        busy = 0;
         let slept = match shared.drive(Driver::Progress) {
             Drive::Moved(0) => shared.sleep(waker, None, None, stop),
             Drive::Moved(_) => Ok(()),
@@ -98,8 +105,9 @@ fn attend(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
     }
 }
 
-/// Off duty: sleeps out the time in which the program may drive. Says whether it did.
-fn rest(shared: &Shared, waker: &EventFd, stop: &AtomicBool) -> bool {
+/// Off duty: sleeps out the time in which the program may drive, longer when it has driven through the last `busy` rests: to
+/// look after a program that spins takes its processor from it. Says whether it did.
+fn rest(shared: &Shared, waker: &EventFd, stop: &AtomicBool, busy: u32) -> bool {
     let left = (shared.driven_at() + PROGRESS_TAKEOVER).saturating_since(shared.now());
     if left.is_zero() || shared.has_armed() {
         return false;
@@ -108,7 +116,7 @@ fn rest(shared: &Shared, waker: &EventFd, stop: &AtomicBool) -> bool {
     // Whoever arms a CQ or stops us after this wakes us.
     if !shared.has_armed() && !stop.load(Ordering::SeqCst) {
         // A failure ends the rest early, no more.
-        let _ = wait(&[Watch::Readable(waker.as_raw_fd())], Some(left));
+        let _ = wait(&[Watch::Readable(waker.as_raw_fd())], Some(left * (1 << busy)));
     }
     shared.off_duty.store(false, Ordering::SeqCst);
     waker.clear();
