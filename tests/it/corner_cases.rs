@@ -3,11 +3,11 @@
 
 use uroce::counters::DropReason;
 use uroce::time::Duration;
-use uroce::types::{AckTimeout, Msn, PKey, PathMtu, Psn, RnrTimer};
+use uroce::types::{AckTimeout, Msn, PathMtu};
 use uroce::verbs::{
     AsyncEvent, FailureKind, Operation, Payload, QpState, QpTransition, SendFlags, SendWr, Verbs, WcStatus,
 };
-use uroce::wire::{Aeth, Body, IpFields, NakCode, Packet, RequestOp, Response, ResponseOp, Syndrome};
+use uroce::wire::{Aeth, Body, NakCode, Packet, RequestOp, Response, ResponseOp, Syndrome};
 use uroce_tests::pair::{Fate, Options, Pair, Side};
 
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
@@ -22,19 +22,6 @@ fn is_ack(packet: &Packet<'_>) -> bool {
 
 fn is_request(packet: &Packet<'_>) -> bool {
     matches!(packet.body, Body::Request(_))
-}
-
-/// A response from B to A, made by hand.
-fn forge(p: &mut Pair, psn: u32, op: ResponseOp, payload: &[u8]) {
-    let response = Response { op, payload };
-    let packet = Packet::new(p.a.qpn, PKey::DEFAULT, Psn::new(psn).unwrap(), Body::Response(response));
-    let header = packet.header_len();
-    let mut bytes = vec![0; uroce::wire::segment_len(header, payload.len())];
-    packet.write_headers(payload.len(), &mut bytes).unwrap();
-    bytes[header..header + payload.len()].copy_from_slice(payload);
-    let flow = p.flow_from(Side::B);
-    uroce::wire::seal(&flow, IpFields { id: 0, flags_fragment: 0x4000 }, &mut bytes, header + payload.len());
-    p.deliver(Side::A, &bytes);
 }
 
 fn ack() -> Aeth {
@@ -54,7 +41,7 @@ fn ghost_ack_is_dropped_and_changes_nothing() {
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success)]);
     // PSN 100 is acknowledged. Its ACK comes again, so does one from long before and one from ahead.
     for psn in [100, 99, 0, 0xFF_FFFF, 101, 5_000_000] {
-        forge(&mut p, psn, ResponseOp::Acknowledge(ack()), &[]);
+        p.forge(psn, ResponseOp::Acknowledge(ack()), &[]);
     }
     assert_eq!(p.a.endpoint.counters().dropped(DropReason::GhostAck), 6);
     p.a.send(2, Operation::Write(there), 0, 100);
@@ -75,7 +62,7 @@ fn bad_response_length_fails_the_read_with_status_7() {
         p.a.send(1, Operation::Read(there), 0, 3000);
         p.a.send(2, Operation::Write(there), 0, 8);
         p.take_sent(Side::A);
-        forge(&mut p, 100, op, &vec![0; len]);
+        p.forge(100, op, &vec![0; len]);
         assert_eq!(
             statuses(&p.a.completions()),
             [(1, WcStatus::BadResponse), (2, WcStatus::WorkRequestFlushed)],
@@ -92,19 +79,19 @@ fn unexpected_opcode_fails_the_request_with_status_7() {
     let there = p.b.remote(0);
     p.a.send(1, Operation::Write(there), 0, 8);
     p.take_sent(Side::A);
-    forge(&mut p, 100, ResponseOp::ReadOnly(ack()), &[0; 8]);
+    p.forge(100, ResponseOp::ReadOnly(ack()), &[0; 8]);
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::BadResponse)]);
 
     let mut p = Pair::new(&Options::default());
     p.a.send(1, Operation::Read(there), 0, 8);
     p.take_sent(Side::A);
-    forge(&mut p, 100, ResponseOp::AtomicAcknowledge(ack(), 1), &[]);
+    p.forge(100, ResponseOp::AtomicAcknowledge(ack(), 1), &[]);
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::BadResponse)]);
 
     let mut p = Pair::new(&Options::default());
     p.a.send(1, Operation::FetchAdd { remote: there, add: 1 }, 0, 8);
     p.take_sent(Side::A);
-    forge(&mut p, 100, ResponseOp::ReadOnly(ack()), &[0; 8]);
+    p.forge(100, ResponseOp::ReadOnly(ack()), &[0; 8]);
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::BadResponse)]);
 }
 
@@ -115,13 +102,13 @@ fn an_acknowledge_never_completes_a_read_or_an_atomic() {
     p.a.send(1, Operation::Read(there), 0, 3000);
     p.take_sent(Side::A);
     for psn in 100..103 {
-        forge(&mut p, psn, ResponseOp::Acknowledge(ack()), &[]);
+        p.forge(psn, ResponseOp::Acknowledge(ack()), &[]);
     }
     assert_eq!(p.a.completions(), []);
     let mut p = Pair::new(&Options::default());
     p.a.send(1, Operation::FetchAdd { remote: there, add: 1 }, 0, 8);
     p.take_sent(Side::A);
-    forge(&mut p, 100, ResponseOp::Acknowledge(ack()), &[]);
+    p.forge(100, ResponseOp::Acknowledge(ack()), &[]);
     assert_eq!(p.a.completions(), []);
 }
 
@@ -275,7 +262,7 @@ fn psn_nak_beyond_the_limit_ends_with_status_12() {
     // The peer asks for 100 again and again. Between two NAKs the timer must run: one NAK a gap.
     let mut naks = 0;
     while p.a.endpoint.query_qp(p.a.qp).unwrap().state == QpState::Rts && naks < 20 {
-        forge(&mut p, 100, nak(NakCode::PsnSequenceError), &[]);
+        p.forge(100, nak(NakCode::PsnSequenceError), &[]);
         naks += 1;
         p.take_sent(Side::A);
         p.next_timer();
@@ -284,99 +271,6 @@ fn psn_nak_beyond_the_limit_ends_with_status_12() {
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::RetryExceeded)]);
     let error = p.a.endpoint.query_qp(p.a.qp).unwrap().last_error.unwrap();
     assert_eq!(error.tries, 4);
-}
-
-#[test]
-fn rnr_within_the_limit_waits_the_time_that_the_nak_says() {
-    for code in 0..32u8 {
-        let mut p = Pair::new(&Options { min_rnr: code, rnr_retry: 3, ..Options::default() });
-        let start = p.now;
-        p.a.send(1, Operation::Send, 0, 8);
-        p.settle();
-        while p.a.endpoint.counters().rcvd_rnr_err < 3 {
-            assert!(p.next_timer());
-            p.settle();
-        }
-        p.b.recv(9, 0, 100);
-        let mut done = Vec::new();
-        while done.is_empty() && p.next_timer() {
-            p.settle();
-            done = statuses(&p.a.completions());
-        }
-        assert_eq!(done, [(1, WcStatus::Success)], "code {code}");
-        assert_eq!(p.now.saturating_since(start), RnrTimer::new(code).unwrap().duration() * 3);
-        assert_eq!(p.b.endpoint.counters().send_rnr_err, 3);
-    }
-}
-
-#[test]
-fn rnr_beyond_the_limit_ends_with_status_13() {
-    for limit in 0..=6u8 {
-        let mut p = Pair::new(&Options { rnr_retry: limit, ..Options::default() });
-        p.a.send(1, Operation::Send, 0, 8);
-        p.a.send(2, Operation::Send, 0, 8);
-        p.run_for(Duration::from_secs(100), |_, _| Fate::Deliver);
-        let want = [(1, WcStatus::RnrRetryExceeded), (2, WcStatus::WorkRequestFlushed)];
-        assert_eq!(statuses(&p.a.completions()), want);
-        assert_eq!(p.a.endpoint.counters().rcvd_rnr_err, u64::from(limit) + 1);
-    }
-}
-
-#[test]
-fn rnr_retry_7_never_gives_up() {
-    let mut p = Pair::new(&Options { rnr_retry: 7, min_rnr: 1, ..Options::default() });
-    p.a.send(1, Operation::Send, 0, 8);
-    p.run_for(Duration::from_millis(50), |_, _| Fate::Deliver);
-    assert!(p.a.endpoint.counters().rcvd_rnr_err > 1000);
-    p.b.recv(9, 0, 100);
-    p.run_for(Duration::from_millis(1), |_, _| Fate::Deliver);
-    assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success)]);
-}
-
-#[test]
-fn a_write_with_immediate_is_refused_only_at_its_last_packet() {
-    let mut p = Pair::new(&Options { mtu: PathMtu::B256, ..Options::default() });
-    let there = p.b.remote(0);
-    p.a.send(1, Operation::WriteImm(there, uroce::types::Imm::new(1)), 0, 600);
-    p.settle();
-    assert_eq!(p.ladder().last().unwrap(), "B RNR 102");
-    p.b.recv(5, 4096, 0);
-    assert!(p.next_timer());
-    p.settle();
-    assert_eq!(p.ladder()[p.ladder().len() - 2..], ["A RC_WRITE_LAST_IMM 102", "B ACK 102"]);
-    assert_eq!(p.b.completions()[0].byte_len, 600);
-}
-
-/// Packets in flight behind a refused one draw a NAK from some responders; obeying it would burn the retries.
-#[test]
-fn a_nak_behind_an_rnr_nak_changes_nothing() {
-    let mut p = Pair::new(&Options { retry: 1, ..Options::default() });
-    p.a.send(1, Operation::Send, 0, 8);
-    p.a.send(2, Operation::Send, 0, 8);
-    p.take_sent(Side::A);
-    let timer = RnrTimer::new(12).unwrap();
-    let rnr = ResponseOp::Acknowledge(Aeth { syndrome: Syndrome::RnrNak(timer), msn: Msn::from_wire(0) });
-    forge(&mut p, 100, rnr, &[]);
-    for _ in 0..5 {
-        forge(&mut p, 100, nak(NakCode::PsnSequenceError), &[]);
-    }
-    assert_eq!(p.take_sent(Side::A), Vec::<Vec<u8>>::new(), "no early resend");
-    let info = p.a.endpoint.query_qp(p.a.qp).unwrap();
-    assert_eq!((info.state, info.queues.retries_used), (QpState::Rts, 0));
-    let start = p.now;
-    assert!(p.next_timer());
-    assert_eq!(p.now.saturating_since(start), timer.duration());
-    assert_eq!(p.take_sent(Side::A).len(), 2);
-}
-
-#[test]
-fn packets_behind_an_rnr_nak_are_dropped_in_silence_here() {
-    let mut p = Pair::new(&Options::default());
-    for wr_id in 1..=4 {
-        p.a.send(wr_id, Operation::Send, 0, 8);
-    }
-    p.settle();
-    assert_eq!(p.ladder().iter().filter(|l| l.starts_with('B')).collect::<Vec<_>>(), ["B RNR 100"]);
 }
 
 #[test]
@@ -480,11 +374,11 @@ fn a_partial_read_answered_with_middle_is_accepted() {
     let there = p.b.remote(0);
     p.a.send(1, Operation::Read(there), 0, 768);
     p.take_sent(Side::A);
-    forge(&mut p, 100, ResponseOp::ReadFirst(ack()), &[1; 256]);
+    p.forge(100, ResponseOp::ReadFirst(ack()), &[1; 256]);
     p.next_timer();
     p.take_sent(Side::A);
-    forge(&mut p, 101, ResponseOp::ReadMiddle, &[2; 256]);
-    forge(&mut p, 102, ResponseOp::ReadLast(ack()), &[3; 256]);
+    p.forge(101, ResponseOp::ReadMiddle, &[2; 256]);
+    p.forge(102, ResponseOp::ReadLast(ack()), &[3; 256]);
     assert_eq!(statuses(&p.a.completions()), [(1, WcStatus::Success)]);
     let got = p.a.region.to_vec();
     assert_eq!((got[0], got[256], got[767]), (1, 2, 3));
@@ -763,16 +657,6 @@ fn unequal_path_mtus_are_an_invalid_request() {
     small.deliver(Side::B, &sent[0]);
     small.take_sent(Side::B);
     assert_eq!(small.ladder(), ["B NAK(InvalidRequest) 100"]);
-}
-
-/// Each short timer left a second entry for the long one behind it, for ever.
-#[test]
-fn timers_do_not_pile_up_while_a_peer_is_never_ready() {
-    let mut p = Pair::new(&Options { rnr_retry: 7, min_rnr: 1, timeout: 10, ..Options::default() });
-    p.a.send(1, Operation::Send, 0, 8);
-    p.run_for(Duration::from_millis(100), |_, _| Fate::Deliver);
-    assert!(p.a.endpoint.counters().rcvd_rnr_err > 1000);
-    assert_eq!(p.a.endpoint.pending_timers(), 1);
 }
 
 #[test]

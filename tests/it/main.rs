@@ -20,6 +20,7 @@ mod overload;
 mod paths;
 mod rc;
 mod replay;
+mod rnr;
 mod sim_exchange;
 mod sim_plan;
 mod sim_random;

@@ -10,13 +10,13 @@ use uroce::endpoint::{Endpoint, EndpointConfig};
 use uroce::mem::IovaPolicy;
 use uroce::raw::Region;
 use uroce::time::{Duration, Instant};
-use uroce::types::{AckTimeout, Gid, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
+use uroce::types::{AckTimeout, Gid, PKey, PathMtu, Psn, QKey, Qpn, RetryCount, RnrRetry, RnrTimer};
 use uroce::verbs::{
     AccessFlags, AddressVector, CqHandle, InitAttr, MemoryRegion, Operation, Payload, PdHandle, QpCapabilities,
     QpHandle, QpInit, QpTransition, QpType, RecvWr, Remote, RtrAttr, RtsAttr, SendFlags, SendWr, Sge, SrqHandle, Verbs,
     WorkCompletion,
 };
-use uroce::wire::{Flow, IpFields, Packet};
+use uroce::wire::{self, Body, Flow, IpFields, Packet, Response, ResponseOp};
 
 /// One of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,6 +262,20 @@ impl Pair {
         self.node(side).endpoint.handle_burst(now, burst);
     }
 
+    /// Delivers to A a response of B at `psn`, made by hand.
+    pub fn forge(&mut self, psn: u32, op: ResponseOp, payload: &[u8]) {
+        let response = Response { op, payload };
+        let psn = Psn::new(psn).expect("24 bits");
+        let packet = Packet::new(self.a.qpn, PKey::DEFAULT, psn, Body::Response(response));
+        let header = packet.header_len();
+        let mut bytes = vec![0; wire::segment_len(header, payload.len())];
+        packet.write_headers(payload.len(), &mut bytes).expect("room");
+        bytes[header..header + payload.len()].copy_from_slice(payload);
+        let flow = self.flow_from(Side::B);
+        wire::seal(&flow, IpFields { id: 0, flags_fragment: 0x4000 }, &mut bytes, header + payload.len());
+        self.deliver(Side::A, &bytes);
+    }
+
     /// The flow of what `side` sends to its peer.
     pub fn flow_from(&mut self, side: Side) -> Flow {
         let (src, dst) = (self.node(side).address, self.node(side.other()).address);
@@ -273,8 +287,8 @@ impl Pair {
         let (local, remote) = (self.node(side).qpn, self.node(side.other()).qpn);
         let node = self.node(side);
         match node.endpoint.query_qp(node.qp).map(|i| i.qp_type) {
-            Ok(QpType::Ud) => uroce::wire::datagram_source_port(local),
-            _ => uroce::wire::udp_source_port(0, local, remote),
+            Ok(QpType::Ud) => wire::datagram_source_port(local),
+            _ => wire::udp_source_port(0, local, remote),
         }
     }
 

@@ -176,6 +176,10 @@ impl Requester {
             return Err(SendFailure { status, kind: FailureKind::ReceiverNotReady, psn }.into());
         }
         self.rnr_used = self.rnr_used.saturating_add(1);
+        self.probing = true;
+        // It answered: whatever was lost before came through, and the peer is not silent.
+        self.refill_retries();
+        self.recovering = false;
         self.go_back();
         self.rnr_deadline = Some(cx.now + timer.duration());
         Ok(())

@@ -21,6 +21,11 @@ use crate::wire::{
     AtomicEth, Body, Feth, IcrcStarts, Packet, Place, Request, RequestOp, Reth, SendTail, Service, WritePart,
 };
 
+/// Packets that ask again after an RNR NAK, before anything is acknowledged. A peer that still has no receive drops all
+/// but the first, so a whole window would be work for nothing, at the cost of the QPs beside this one. Two, not one: the
+/// second's ACK covers a lost one of the first, and some responders tell by a NAK that the first was lost.
+const RNR_PROBE: u32 = 2;
+
 /// Attributes of the send side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendAttr {
@@ -65,6 +70,8 @@ pub(crate) struct Requester {
     pub(super) rnr_deadline: Option<Instant>,
     /// Went back and saw no progress since: further hints at the same loss change nothing.
     pub(super) recovering: bool,
+    /// Refused for want of a receive, and saw no progress since: only [`RNR_PROBE`] packets ask again.
+    pub(super) probing: bool,
     /// When the oldest unacknowledged PSN began to wait.
     pub(super) waiting_since: Instant,
     /// When the first RNR NAK since the last progress came.
@@ -122,6 +129,7 @@ impl Requester {
             ack_deadline: None,
             rnr_deadline: None,
             recovering: false,
+            probing: false,
             waiting_since: Instant::ZERO,
             rnr_since: None,
             credits: Credits::default(),
@@ -149,7 +157,7 @@ impl Requester {
         self.since_ack_req = 0;
         (self.retries_used, self.rnr_used, self.rnr_since) = (0, 0, None);
         (self.ack_deadline, self.rnr_deadline) = (None, None);
-        (self.recovering, self.draining) = (false, false);
+        (self.recovering, self.probing, self.draining) = (false, false, false);
         self.waiting_since = Instant::ZERO;
         self.credits.reset();
     }
@@ -159,6 +167,7 @@ impl Requester {
         self.cursor = 0;
         self.credits.went_back();
         self.reads.clear();
+        self.probing = false;
         (self.ack_deadline, self.rnr_deadline) = (None, None);
         if self.service == Service::Uc {
             // SQE may be left again: the next message begins where the last packet sent ended.
@@ -284,6 +293,7 @@ impl Requester {
         let psn = self.cursor_psn;
         let ack_req = self.service == Service::Rc
             && (plan.ends
+                || self.probing
                 || self.credits.is_limited(&wqe.head.operation)
                 || self.since_ack_req + 1 >= self.window.ack_every
                 || !self.admits_after(plan.psns, plan.bytes()));
@@ -348,7 +358,8 @@ impl Requester {
     /// Whether the window has room for what is planned. With nothing in flight there always is.
     fn admits(&self, psns: u32, bytes: u64) -> bool {
         let unacked = self.unacked();
-        unacked == 0 || self.window.admits(unacked, (psns, bytes), || self.in_flight())
+        let fits = || self.window.admits(unacked, (psns, bytes), || self.in_flight());
+        unacked == 0 || ((!self.probing || unacked + psns <= RNR_PROBE) && fits())
     }
 
     /// Whether it has room for one more packet behind what is planned: else an answer must be asked for now.
@@ -364,7 +375,7 @@ impl Requester {
                 let plan = self.packet_of(wqe, mtu);
                 !self.admits(plan.psns, plan.bytes())
             }
-            None => !self.window.admits(self.unacked(), (1, mtu as u64), || self.in_flight()),
+            None => !self.admits(1, mtu as u64),
         }
     }
 
@@ -512,7 +523,8 @@ impl Requester {
 
     /// Something was acknowledged: `una` moved. Budgets are whole again.
     pub(super) fn progressed(&mut self, now: Instant) {
-        (self.retries_used, self.rnr_used, self.recovering) = (0, 0, false);
+        (self.retries_used, self.rnr_used) = (0, 0);
+        (self.recovering, self.probing) = (false, false);
         (self.waiting_since, self.rnr_deadline, self.rnr_since) = (now, None, None);
         while self.reads.front().is_some_and(|end| end.distance_from(self.una) <= 0) {
             self.reads.pop_front();
