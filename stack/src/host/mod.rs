@@ -181,8 +181,11 @@ impl Handle {
             if self.shared.has_failed() {
                 return Err(VerbsError::DeviceGone);
             }
-            let moved = drives && matches!(self.shared.drive(driver_of(&self.patience)), Drive::Moved(1..));
-            now = self.shared.now();
+            let idle_at = if drives { self.shared.idle_at() } else { None };
+            let moved = drives
+                && idle_at.is_none()
+                && matches!(self.shared.drive(driver_of(&self.patience)), Drive::Moved(1..));
+            now = idle_at.unwrap_or_else(|| self.shared.now());
             if moved {
                 self.patience.progress(now);
                 continue;
@@ -345,14 +348,23 @@ impl Verbs for Handle {
         let half = cqs.get(cq, || shared.cq(cq)).ok_or(VerbsError::InvalidHandle)?;
         let n = poll_ring(&mut half.queue.ring(), out);
         if n > 0 || out.is_empty() {
+            self.patience.found();
             return Ok(n);
+        }
+        if let Some(now) = shared.idle_at() {
+            if self.patience.spin(now) == Idle::Yield {
+                self.make_way(now);
+            }
+            return Ok(0);
         }
         let drove = shared.drive(driver_of(&self.patience));
         let n = poll_ring(&mut half.queue.ring(), out);
         if n == 0 && shared.has_failed() {
             return Err(VerbsError::DeviceGone);
         }
-        if n == 0 && !matches!(drove, Drive::Moved(1..)) {
+        if n > 0 || matches!(drove, Drive::Moved(1..)) {
+            self.patience.found();
+        } else {
             let now = shared.now();
             if self.patience.spin(now) == Idle::Yield {
                 self.make_way(now);

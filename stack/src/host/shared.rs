@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crossbeam::queue::ArrayQueue;
@@ -72,6 +72,8 @@ pub(super) enum Driver {
     Spinner,
     /// A thread of the program that posted: it sends, and does not look at what arrived.
     Poster,
+    /// A control call, before it changes anything: it sends what a spinner left.
+    Settler,
     Progress,
 }
 
@@ -118,7 +120,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
         if engine.owes() {
-            let _ = engine.push();
+            let _ = engine.settle();
         }
     }
 }
@@ -183,7 +185,7 @@ impl Shared {
         let mut engine = self.lock();
         if engine.owes() {
             // Before `f` ends a QP that has something to say.
-            self.round(&mut engine, Driver::Poster);
+            self.round(&mut engine, Driver::Settler);
         }
         let answer = f(&mut engine);
         self.round(&mut engine, Driver::Program);
@@ -237,6 +239,23 @@ impl Shared {
         engine
     }
 
+    /// The time, if it is certain that a round would do nothing now: then a look is cheap. `None` when a round has to find out,
+    /// and when another thread drives.
+    pub(super) fn idle_at(&self) -> Option<Instant> {
+        if self.has_failed() || self.control.load(Ordering::SeqCst) > 0 || !self.doorbells.is_empty() {
+            return None;
+        }
+        let idle = self.engine.try_lock().is_ok_and(|mut engine| engine.is_idle());
+        let now = self.now();
+        if !idle || self.due().is_some_and(|due| due <= now) {
+            return None;
+        }
+        self.driven.store(now.as_nanos(), Ordering::Relaxed);
+        // Who rang while the lock was held relies on us.
+        fence(Ordering::SeqCst);
+        self.doorbells.is_empty().then_some(now)
+    }
+
     /// Drives a round, if nobody else does. Goes on while QPs ring: whoever rang while the lock was held went away and
     /// relies on this.
     pub(super) fn drive(&self, by: Driver) -> Drive {
@@ -272,6 +291,7 @@ impl Shared {
         }
         let round = match by {
             Driver::Poster => engine.push(),
+            Driver::Settler => engine.settle(),
             // What others posted waits for nobody. Without a progress thread a thread that does not come back after all
             // would leave a message unacknowledged for ever.
             Driver::Spinner if !rang && self.attended.load(Ordering::Relaxed) => engine.round_for_spinner(),

@@ -61,6 +61,16 @@ impl Inbox {
         self.ring.as_ref().is_some_and(RxRing::is_ready)
     }
 
+    /// Whether it is certain that no frame waits, and no error of the socket that nobody has taken for long.
+    pub(super) fn is_empty(&mut self) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        if ring.is_ready() || self.empty + 1 >= LOOKS_A_CHECK {
+            return false;
+        }
+        self.empty += 1;
+        true
+    }
+
     /// A wait is over: what ended it without a frame must not end the next one.
     pub(super) fn woken(&mut self) {
         self.empty = LOOKS_A_CHECK;
