@@ -1,8 +1,7 @@
 //! uroce's side of `tests/rxe-vm/src/ops.c`: one operation, or one mistake, a QP, against a real rxe.
 //!
 //! Owns the command line and the exchange of names; `cases` holds the tests, `bench` what their steps are made of. What each
-//! test is for, and the exchange
-//! over TCP, are those of the C program. Prints `TEST ok` or `TEST FAIL why`, one line a test.
+//! test is for, and the exchange over TCP, are those of the C program. Prints `TEST ok` or `TEST FAIL why`, one line a test.
 //!
 //! `ops_peer server|client INTERFACE [-p PORT] [-a ADDR] [-g GID] [-M MTU] [--loss RATE] [--rxe-flush] TEST…`
 //!
