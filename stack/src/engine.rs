@@ -185,7 +185,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
             (sent, more) = (sent + behind, again);
         } else if received > 0 {
             // What the peer acknowledged may let more go; what is held is held on.
-            let behind = self.transmit_posted(now)?;
+            let behind = self.transmit_posted(now, TX_BUDGET)?;
             (sent, more) = (sent + behind, behind >= TX_BUDGET);
         }
         Ok(Round { at: now, received, sent, cut_short: cut_short || more })
@@ -242,14 +242,18 @@ impl<D: Device, C: Clock> Engine<D, C> {
         if !self.hold.answered(now) {
             return self.settle();
         }
-        let sent = self.transmit_posted(now)?;
+        // The first burst is out before anybody asks whether there is a second.
+        let mut sent = self.transmit_posted(now, 1)?;
+        if sent > 0 {
+            sent += self.transmit_posted(now, TX_BUDGET)?;
+        }
         Ok(Round { at: now, received: 0, sent, cut_short: sent >= TX_BUDGET })
     }
 
     /// As [`Self::transmit`], but for ACKs behind requests.
-    fn transmit_posted(&mut self, now: Instant) -> Result<usize, DeviceError> {
+    fn transmit_posted(&mut self, now: Instant, budget: usize) -> Result<usize, DeviceError> {
         let endpoint = &mut self.endpoint;
-        let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_posted(now, room))?;
+        let sent = self.device.transmit(now, budget, &mut |room| endpoint.poll_posted(now, room))?;
         if !self.endpoint.wants_transmit() {
             self.hold.paid();
         }

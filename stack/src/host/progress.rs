@@ -92,7 +92,7 @@ fn attend(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
         }
         busy = 0;
         let slept = match shared.drive(Driver::Progress) {
-            Drive::Moved(0) => shared.sleep(waker, None, None, stop),
+            Drive::Moved(0) | Drive::Idle(_) => shared.sleep(waker, None, None, stop),
             Drive::Moved(_) => Ok(()),
             Drive::Busy => {
                 std::thread::yield_now();

@@ -27,6 +27,8 @@ const DOORBELLS: usize = 1024;
 /// Events that wait for a program, and beyond these one for each CQ; a program that lets so many wait reads none.
 const EVENTS_MAX: usize = 4096;
 
+/// Looks at the device in one call that finds nothing.
+const LOOKS_A_CALL: usize = 8;
 /// How long who only looks tries not to be in the way.
 const LOOK_FOR: Duration = Duration::from_millis(10);
 /// How often it tries meanwhile.
@@ -82,6 +84,8 @@ pub(super) enum Driver {
 pub(super) enum Drive {
     /// Another thread drives, or waits to make a control call.
     Busy,
+    /// It was certain, at this time, that a round would do nothing.
+    Idle(Instant),
     /// This many bursts moved.
     Moved(usize),
 }
@@ -239,23 +243,6 @@ impl Shared {
         engine
     }
 
-    /// The time, if it is certain that a round would do nothing now: then a look is cheap. `None` when a round has to find out,
-    /// and when another thread drives.
-    pub(super) fn idle_at(&self) -> Option<Instant> {
-        if self.has_failed() || self.control.load(Ordering::SeqCst) > 0 || !self.doorbells.is_empty() {
-            return None;
-        }
-        let idle = self.engine.try_lock().is_ok_and(|mut engine| engine.is_idle());
-        let now = self.now();
-        if !idle || self.due().is_some_and(|due| due <= now) {
-            return None;
-        }
-        self.driven.store(now.as_nanos(), Ordering::Relaxed);
-        // Who rang while the lock was held relies on us.
-        fence(Ordering::SeqCst);
-        self.doorbells.is_empty().then_some(now)
-    }
-
     /// Drives a round, if nobody else does. Goes on while QPs ring: whoever rang while the lock was held went away and
     /// relies on this.
     pub(super) fn drive(&self, by: Driver) -> Drive {
@@ -270,6 +257,16 @@ impl Shared {
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
                 Err(TryLockError::WouldBlock) => break,
             };
+            if moved.is_none()
+                && let Some(now) = self.idle_at(&mut engine, by)
+            {
+                drop(engine);
+                fence(Ordering::SeqCst);
+                if self.doorbells.is_empty() {
+                    return Drive::Idle(now);
+                }
+                continue;
+            }
             moved = Some(moved.unwrap_or(0) + self.round(&mut engine, by));
             drop(engine);
             self.sleepers.after_round(self.due.load(Ordering::SeqCst));
@@ -280,9 +277,49 @@ impl Shared {
         moved.map_or(Drive::Busy, Drive::Moved)
     }
 
+    /// The time, where it is certain that a round would do nothing now: a look is cheap then.
+    fn idle_at(&self, engine: &mut HostEngine, by: Driver) -> Option<Instant> {
+        if !matches!(by, Driver::Program | Driver::Spinner) || !self.doorbells.is_empty() {
+            return None;
+        }
+        // What arrives is seen the sooner the less is done between two looks.
+        if (0..LOOKS_A_CALL).any(|_| !engine.is_idle()) {
+            return None;
+        }
+        let now = self.now();
+        if self.due().is_some_and(|due| due <= now) {
+            return None;
+        }
+        self.driven.store(now.as_nanos(), Ordering::Relaxed);
+        Some(now)
+    }
+
+    /// Tells the engine that `qp` has new work, and sends it if nobody else drives.
+    pub(super) fn post(&self, qp: &Arc<QpHalf>) {
+        if !self.has_failed()
+            && self.control.load(Ordering::SeqCst) == 0
+            && let Ok(mut engine) = self.engine.try_lock()
+        {
+            // Nobody needs to be told by a doorbell.
+            engine.endpoint_mut().ring_doorbell(qp.handle);
+            self.round(&mut engine, Driver::Poster);
+            drop(engine);
+            self.sleepers.after_round(self.due.load(Ordering::SeqCst));
+            if self.doorbells.is_empty() {
+                return;
+            }
+        } else {
+            self.ring(qp);
+        }
+        self.drive(Driver::Poster);
+    }
+
     fn round(&self, engine: &mut HostEngine, by: Driver) -> usize {
         let mut rang = false;
         for _ in 0..DOORBELLS {
+            if self.doorbells.is_empty() {
+                break;
+            }
             let Some(qp) = self.doorbells.pop() else { break };
             rang = true;
             // Before the ring is read: who posts later rings again.
@@ -311,7 +348,10 @@ impl Shared {
                 (0, u64::MAX)
             }
         };
-        self.due.store(due, Ordering::SeqCst);
+        // Only who has the lock writes it.
+        if self.due.load(Ordering::Relaxed) != due {
+            self.due.store(due, Ordering::SeqCst);
+        }
         while let Some(event) = engine.endpoint_mut().poll_event() {
             self.announce(event);
         }
