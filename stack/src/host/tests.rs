@@ -325,6 +325,26 @@ fn an_idle_progress_thread_sleeps() {
 }
 
 #[test]
+fn a_progress_thread_sleeps_while_the_program_is_in_a_long_round() {
+    let a = host();
+    let shared = Arc::clone(&a.shared);
+    let (waker, stop) = (Arc::new(EventFd::new().unwrap()), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let used = shared.inspect(|_| {
+            let thread = scope.spawn(|| {
+                progress::run(&shared, &waker, &stop);
+                thread_cpu_time().unwrap()
+            });
+            std::thread::sleep(SECOND);
+            thread
+        });
+        stop.store(true, Ordering::SeqCst);
+        waker.set();
+        assert!(used.join().unwrap() < SECOND / 100);
+    });
+}
+
+#[test]
 fn an_armed_cq_makes_its_descriptor_readable() {
     let (a, mut b) = (host(), host());
     b.spawn_progress().unwrap();
