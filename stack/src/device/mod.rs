@@ -195,7 +195,8 @@ impl<D: Device + ?Sized> Device for Box<D> {
 pub struct DeviceLosses {
     /// Bursts taken and not sent (no buffer, no neighbour).
     pub transmit: u64,
-    /// Frames that were for us and were not RoCEv2 as it must be: fragment, options, bad length.
+    /// Frames that were for us and were not RoCEv2 as it must be (fragment, options, bad length), or that the system had no
+    /// room for, where it says so.
     pub receive: u64,
 }
 

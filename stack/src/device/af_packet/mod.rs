@@ -330,7 +330,8 @@ impl Device for AfPacket {
     }
 
     fn lost(&self) -> DeviceLosses {
-        self.port.losses()
+        let losses = self.port.losses();
+        DeviceLosses { receive: losses.receive + self.inbox.dropped(), ..losses }
     }
 }
 

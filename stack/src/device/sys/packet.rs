@@ -128,6 +128,23 @@ impl PacketSocket {
         self.0.take_error().ok().flatten()
     }
 
+    /// Frames that passed the filter and found no room, since the last call.
+    pub(crate) fn take_drops(&self) -> u64 {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of_val(&stats) as libc::socklen_t;
+        // SAFETY: the pointers and the length describe `stats` and `len`, which outlive the call.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut stats).cast(),
+                &raw mut len,
+            )
+        };
+        if rc == 0 { stats.tp_drops.into() } else { 0 }
+    }
+
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
