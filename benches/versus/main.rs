@@ -17,7 +17,6 @@ mod others;
 mod ours;
 mod page;
 mod plot;
-mod plots;
 mod results;
 mod tcp;
 

@@ -21,6 +21,7 @@ mod paths;
 mod rc;
 mod replay;
 mod rnr;
+mod runs;
 mod sim_exchange;
 mod sim_plan;
 mod sim_random;

@@ -11,10 +11,12 @@
 mod fast;
 mod flush;
 mod sges;
+mod stretch;
 mod windows;
 
 pub use flush::{FlushError, FlushRange};
 pub use sges::SgeError;
+pub use stretch::Stretch;
 
 use crate::raw::Region;
 use crate::rng::Rng;

@@ -16,7 +16,14 @@ pub enum SgeError {
 
 impl MrTable {
     #[inline]
-    fn local(&self, pd: PdHandle, sge: &Sge, skip: u64, len: u64, write: bool) -> Result<Span<'_>, SgeError> {
+    pub(super) fn local(
+        &self,
+        pd: PdHandle,
+        sge: &Sge,
+        skip: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<Span<'_>, SgeError> {
         let entry: &Entry = self.by_key(sge.lkey.get()).ok_or(SgeError::Protection)?;
         let need = if write { LOCAL | AccessFlags::LOCAL_WRITE.bits() } else { LOCAL };
         if entry.pd != pd || entry.rights & need != need {
@@ -92,7 +99,7 @@ impl MrTable {
 }
 
 /// The pieces of `sges` that `len` bytes from `offset` on cover: element, bytes to skip in it, bytes to take.
-fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = (&Sge, u64, usize)> {
+pub(super) fn pieces(sges: &[Sge], offset: u64, len: usize) -> impl Iterator<Item = (&Sge, u64, usize)> {
     let (mut skip, mut left) = (offset, len);
     sges.iter().filter_map(move |sge| {
         let size = u64::from(sge.length);

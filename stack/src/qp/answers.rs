@@ -323,10 +323,10 @@ impl Answers {
         self.queue.pop_front();
     }
 
-    /// One packet of the front answer has left.
-    pub(crate) fn sent_one(&mut self) {
+    /// `packets` of the front answer have left.
+    pub(crate) fn sent(&mut self, packets: u32) {
         if let Some(Waiting { answer: Answer::Read(read), .. }) = self.queue.front_mut() {
-            read.next = read.next.next();
+            read.next = read.next.plus(packets);
             if read.next != read.first.plus(read.packets) {
                 return;
             }
@@ -359,7 +359,7 @@ mod tests {
         answers.set_depth(1);
         answers.read(read(10));
         assert_eq!(answers.unanswered(), 1);
-        answers.sent_one();
+        answers.sent(1);
         // The answer is under way when the peer's timer fires. The repeat waits for a busy device; the answer arrives,
         // and the peer may begin its next READ.
         assert!(answers.repeat_read(Psn::from_wire(10), 0x1000, Rkey::new(7), 8, MTU, u64::MAX));
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(answers.unanswered(), 1);
         let order: Vec<_> = core::iter::from_fn(|| {
             let first = answers.front().map(|a| a.first());
-            answers.sent_one();
+            answers.sent(1);
             first
         })
         .collect();
@@ -381,7 +381,7 @@ mod tests {
         let mut answers = Answers::new();
         answers.set_depth(2);
         answers.read(ReadAnswer { packets: 100, length: 100 * 1024, ..read(10) });
-        (0..100).for_each(|_| answers.sent_one());
+        (0..100).for_each(|_| answers.sent(1));
         assert!(answers.is_empty());
         answers
     }
@@ -420,7 +420,7 @@ mod tests {
     fn repeats_beyond_the_bound_on_waiting_reads_wait_for_their_next_turn() {
         let mut answers = answered_long();
         answers.read(ReadAnswer { packets: 50, length: 50 * 1024, ..read(110) });
-        (0..50).for_each(|_| answers.sent_one());
+        (0..50).for_each(|_| answers.sent(1));
         // The bound is 120 packets: one READ alone is served, and the other not beside it.
         let most = 120 * 1024;
         assert!(again(&mut answers, 10, 100, most));
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(waiting(&answers), 100);
         // The same again replaces itself.
         assert!(again(&mut answers, 10, 100, most));
-        (0..100).for_each(|_| answers.sent_one());
+        (0..100).for_each(|_| answers.sent(1));
         assert!(answers.repeat_read(Psn::from_wire(110), 0x1000, Rkey::new(7), 50 * 1024, MTU, 1));
     }
 }

@@ -172,7 +172,7 @@ fn receive_error(id: &Ident, wr_id: u64, status: WcStatus, kind: FailureKind) ->
 
 /// The message in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
+pub(super) enum Message {
     None,
     Send { received: u64 },
     Write { reth: Reth, done: u64 },
@@ -191,7 +191,7 @@ pub(crate) struct Executed {
 #[derive(Debug)]
 pub(crate) struct Assembly {
     pub(crate) rq: ReceiveQueue,
-    message: Message,
+    pub(super) message: Message,
     pub(crate) access: AccessFlags,
 }
 

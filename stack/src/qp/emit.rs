@@ -5,7 +5,8 @@
 //! which may be shorter. Which packet comes next is the caller's business.
 
 use crate::burst::{Medium, TxBurst, TxRoom};
-use crate::wire::{self, DONT_FRAGMENT, Flow, IcrcStarts, Packet};
+use crate::mem::Stretch;
+use crate::wire::{self, DONT_FRAGMENT, Flow, IcrcStarts, Packet, RunHeader, RunWriter};
 
 /// Bytes of an IP packet at most, and so of a burst, which crosses the network stack as one.
 const IP_MAX: usize = 65_535;
@@ -102,6 +103,55 @@ impl<'r, 'b> BurstWriter<'r, 'b> {
         self.segments += 1;
         self.len += segment;
         Ok(())
+    }
+
+    /// Whether two segments or more may follow: for fewer a run saves nothing.
+    #[inline]
+    pub(crate) fn takes_runs(&self) -> bool {
+        self.segments + 2 <= self.room.segments_max && self.is_open()
+    }
+
+    /// How many segments of `len` bytes, the length of all but the last, have room.
+    #[inline]
+    fn room_for(&self, len: usize) -> usize {
+        if !self.is_open() || (self.segments > 0 && len != self.segment) {
+            return 0;
+        }
+        let bytes = self.limit.saturating_sub(self.len);
+        bytes.checked_div(len).map_or(0, |fit| fit.min(self.room.segments_max - self.segments))
+    }
+
+    /// Writes a run: `packet` and those that follow it, which differ in nothing but the PSN, `most` at the most and as many
+    /// as have room. Their payload is what `from` has, in order. Returns how many were written: none where there can be no
+    /// run. `starts` as for [`push`](Self::push).
+    pub(crate) fn push_run(
+        &mut self,
+        starts: &mut IcrcStarts,
+        packet: &Packet<'_>,
+        payload_len: usize,
+        most: usize,
+        from: Stretch<'_>,
+    ) -> u32 {
+        let segment = RunWriter::segment_len(payload_len);
+        let most = most.min(self.room_for(segment));
+        let begin = self.room.headroom + self.outer_len + self.len;
+        let Some(room) = self.room.buf.get_mut(begin..).filter(|_| most > 0) else { return 0 };
+        let Some(header) = RunHeader::new(packet, payload_len) else { return 0 };
+        let writer = RunWriter::new(header, starts.get(self.flow, DONT_FRAGMENT, segment));
+        let mut written = 0;
+        for (index, bytes) in room.chunks_exact_mut(segment).take(most).enumerate() {
+            let (psn, id) = (packet.psn.plus(written), self.room.ids.id(self.segments + index));
+            if !writer.write(psn, id, bytes, |out, crc| from.read_crc(index * payload_len, out, crc)) {
+                break;
+            }
+            written += 1;
+        }
+        if written > 0 {
+            self.segment = segment;
+            self.segments += written as usize;
+            self.len += segment * written as usize;
+        }
+        written
     }
 
     /// The burst, its outer headers written; `None` when nothing was pushed.

@@ -76,6 +76,17 @@ impl Qp {
         self.check_either_path(packet, flow, primary, cx)
     }
 
+    /// Whether [`Self::check_path`] finds nothing to refuse, to change or to remember of such a packet: it came along the path
+    /// in use, no migration is prepared, and its source port needs not be noted.
+    pub(super) fn is_on_path(&self, pkey: PKey, flow: &Flow) -> bool {
+        self.path.as_ref().is_some_and(|path| {
+            self.migration.state == PathMigState::Migrated
+                && path.admits(flow, self.options.source_check)
+                && path.check(flow, pkey, &self.options).is_ok()
+                && (self.options.source_port_check != SourcePortCheck::First || path.pinned.is_some())
+        })
+    }
+
     /// Takes a congestion notification: a hint to whoever sends, and no packet of the connection. Its MigReq bit says
     /// nothing, and its partition key may be the default one, which is what hardware puts there.
     pub(super) fn handle_notification(&self, pkey: PKey, flow: &Flow, cx: &mut Cx<'_>) -> Result<(), DropReason> {

@@ -21,6 +21,7 @@ mod queues;
 mod requester;
 mod responder;
 mod rnr;
+mod runs;
 mod send_queue;
 mod uc;
 mod ud;
@@ -39,6 +40,7 @@ pub(crate) use post::{check_operation, check_sge_count};
 pub use progress::{Behind, Progress, Waiting};
 pub(crate) use queues::SpareQueues;
 pub use queues::{SPARE_BYTES, SPARE_QUEUES};
+pub use runs::Landing;
 pub use ud::GRH_LEN;
 pub use window::{MAX_READ_PSNS, MAX_UNACKED};
 
@@ -151,8 +153,6 @@ pub struct Qp {
     answered: bool,
     /// The last burst was of requests, and an ACK that waited found no place in it: it is an answer's turn.
     overdue: bool,
-    /// Requests went ahead of an ACK.
-    held: bool,
 }
 
 impl Qp {
@@ -217,7 +217,6 @@ impl Qp {
             established: false,
             answered: false,
             overdue: false,
-            held: false,
         }
     }
 
@@ -533,7 +532,6 @@ impl Qp {
     /// peer that always has READs outstanding would keep back for ever. An ACK alone rides behind requests where bursts have
     /// room for it: of all packets it is the shortest, and one packet of a burst costs next to nothing.
     pub fn poll_transmit(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
-        self.held = false;
         if let Some(path) = &self.path
             && let Some(burst) = self.notifier.poll_transmit(path, room)
         {
@@ -542,7 +540,7 @@ impl Qp {
         }
         let overdue = core::mem::take(&mut self.overdue);
         if (core::mem::take(&mut self.answered) || (room.segments_max > 1 && !overdue && self.has_ack_alone()))
-            && let Some(burst) = self.poll_requests(cx, room, true)
+            && let Some(burst) = self.poll_requests(cx, room)
         {
             self.overdue = self.has_ack_alone();
             return Some(burst);
@@ -565,33 +563,14 @@ impl Qp {
             self.answered = burst.is_some();
             return burst;
         }
-        self.poll_requests(cx, room, true)
-    }
-
-    /// As [`Self::poll_transmit`], but where there are requests, an ACK that waits alone is held: until the next call of the
-    /// other.
-    pub fn poll_posted(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
-        if self.has_ack_alone() {
-            let burst = self.poll_requests(cx, room, false);
-            self.held |= burst.is_some();
-            if self.held {
-                return burst;
-            }
-        }
-        self.poll_transmit(cx, room)
-    }
-
-    /// Whether an ACK is held.
-    pub fn holds_ack(&self) -> bool {
-        self.held && self.has_ack_alone()
+        self.poll_requests(cx, room)
     }
 
     fn has_ack_alone(&self) -> bool {
         matches!(&self.receiver, Receiver::Rc(responder) if responder.has_ack_alone())
     }
 
-    /// The next burst of requests; `with_ack`: one that waits alone rides behind them.
-    fn poll_requests(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>, with_ack: bool) -> Option<TxBurst> {
+    fn poll_requests(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
         match self.state {
             QpState::Rts | QpState::Sqd => {}
             QpState::Err => {
@@ -613,7 +592,6 @@ impl Qp {
                     requester.complete_sent(&self.id, cx);
                 }
                 if let Receiver::Rc(responder) = &mut self.receiver
-                    && with_ack
                     && !burst.is_empty()
                     && path.flow == path.request_flow
                 {

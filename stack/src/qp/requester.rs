@@ -49,7 +49,7 @@ pub(crate) struct SendFailure {
 #[derive(Debug)]
 pub(crate) struct Requester {
     pub(crate) queue: SendQueue,
-    icrcs: IcrcStarts,
+    pub(super) icrcs: IcrcStarts,
     pub(super) service: Service,
     pub(super) attr: SendAttr,
     /// First PSN of the next work request.
@@ -57,13 +57,13 @@ pub(crate) struct Requester {
     /// Oldest PSN that is not acknowledged; the oldest work request in flight contains it.
     pub(super) una: Psn,
     /// Work request being sent, and its next PSN.
-    cursor: usize,
+    pub(super) cursor: usize,
     pub(super) cursor_psn: Psn,
     /// One beyond the highest PSN ever sent.
     pub(super) sent_end: Psn,
     /// Outstanding requests that get an answer of their own, READs above all: one beyond the PSNs that each reserved.
     reads: VecDeque<Psn>,
-    since_ack_req: u32,
+    pub(super) since_ack_req: u32,
     pub(super) retries_used: u8,
     pub(super) rnr_used: u32,
     ack_deadline: Option<Instant>,
@@ -245,6 +245,7 @@ impl Requester {
             return Ok(());
         }
         self.rnr_deadline = None;
+        self.append_run(id, path, cx, burst);
         loop {
             match self.append(id, path, cx, burst) {
                 Ok(true) if burst.is_open() => {}
@@ -274,6 +275,9 @@ impl Requester {
         {
             Ok(()) => {
                 self.sent(&plan, ack_req, cx);
+                if !plan.ends {
+                    self.append_run(id, path, cx, burst);
+                }
                 Ok(true)
             }
             Err(EmitError::Payload(_)) => {
@@ -343,12 +347,12 @@ impl Requester {
     }
 
     /// PSNs sent and not acknowledged.
-    fn unacked(&self) -> u32 {
+    pub(super) fn unacked(&self) -> u32 {
         self.cursor_psn.distance_from(self.una).unsigned_abs()
     }
 
     /// Bytes sent, or asked for, and not acknowledged.
-    fn in_flight(&self) -> u64 {
+    pub(super) fn in_flight(&self) -> u64 {
         let mtu = self.window.mtu;
         let window = self.queue.window();
         let sent = window.get(self.cursor).map_or(self.queue.pulled(), |wqe| wqe.position(self.cursor_psn, mtu));
@@ -503,12 +507,17 @@ impl Requester {
         }
         // UC never asks, so this must not pass the end of its range.
         self.since_ack_req = if ack_req { 0 } else { self.since_ack_req.saturating_add(1) };
+        self.wait_for_answer(first, cx.now);
+    }
+
+    /// Packets from `first` on have left: they wait to be acknowledged.
+    pub(super) fn wait_for_answer(&mut self, first: Psn, now: Instant) {
         if self.service == Service::Rc {
             if first == self.una && self.retries_used == 0 && self.rnr_used == 0 {
-                self.waiting_since = cx.now;
+                self.waiting_since = now;
             }
             if self.ack_deadline.is_none() {
-                self.ack_deadline = self.attr.timeout.duration().map(|d| cx.now + d);
+                self.ack_deadline = self.attr.timeout.duration().map(|d| now + d);
             }
         }
     }
@@ -626,7 +635,7 @@ fn takes_solicited(op: &RequestOp) -> bool {
 }
 
 /// The SEND or WRITE packet at `place`.
-fn data_op(wqe: &Wqe, place: Place) -> RequestOp {
+pub(super) fn data_op(wqe: &Wqe, place: Place) -> RequestOp {
     let tail = |tail| RequestOp::Send(place, if place.ends() { tail } else { SendTail::None });
     let (remote, imm) = match wqe.head.operation {
         Operation::SendImm(imm) => return tail(SendTail::Imm(imm)),

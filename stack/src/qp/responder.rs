@@ -11,6 +11,7 @@ use super::cx::Cx;
 use super::emit::{BurstWriter, EmitError};
 use super::path::Path;
 use super::rnr::RnrPace;
+use super::runs::{is_read_inside, write_read_run};
 use crate::burst::{TxBurst, TxRoom};
 use crate::counters::DropReason;
 use crate::mem::FlushRange;
@@ -42,14 +43,14 @@ pub(crate) struct Responder {
     pub(crate) assembly: Assembly,
     answers: Answers,
     icrcs: IcrcStarts,
-    expected: Psn,
+    pub(super) expected: Psn,
     msn: Msn,
     /// A NAK for the expected PSN is out: packets behind it are dropped in silence.
-    nak_sent: bool,
+    pub(super) nak_sent: bool,
     /// The last executed SEND or WRITE packet: the only PSN that a plain ACK may name. Never that of a READ or atomic,
     /// which some requesters would take for its success.
-    ack_psn: Option<Psn>,
-    rnr: RnrPace,
+    pub(super) ack_psn: Option<Psn>,
+    pub(super) rnr: RnrPace,
     /// Advertise credits.
     pub(super) credits: bool,
     /// Bytes of READs that may wait for their answers.
@@ -391,8 +392,16 @@ impl Responder {
             // Also one that stood behind READ data of this very burst.
             self.extend_ack();
             let Some(answer) = self.answers.front() else { break };
+            if let Answer::Read(read) = &answer
+                && burst.takes_runs()
+                && is_read_inside(read)
+                && let packets @ 1.. = write_read_run(read, id, path, cx, (&mut burst, &mut self.icrcs))
+            {
+                self.answers.sent(packets);
+                continue;
+            }
             match write_answer(&answer, self.ack_syndrome(), id, path, cx, (&mut burst, &mut self.icrcs)) {
-                Ok(true) => self.answers.sent_one(),
+                Ok(true) => self.answers.sent(1),
                 Ok(false) => break,
                 // The peer had its answer, or it would still stand in the queue: that the region is gone by now, perhaps
                 // by the peer's own wish, is no violation.
@@ -432,7 +441,7 @@ impl Responder {
         if let Some(answer) = self.answers.front()
             && write_answer(&answer, self.ack_syndrome(), id, path, cx, (burst, &mut self.icrcs)) == Ok(true)
         {
-            self.answers.sent_one();
+            self.answers.sent(1);
         }
     }
 }

@@ -52,6 +52,15 @@ impl Window {
         let most = u64::from(packets) * self.mtu as u64;
         packets <= self.packets && (most <= self.bytes || in_flight() + len <= self.bytes)
     }
+
+    /// How many packets of a path MTU may go behind `unacked` PSNs with `in_flight` bytes so that one more may follow them:
+    /// none of them must ask for an answer.
+    #[inline]
+    pub(crate) fn room_before_last(&self, unacked: u32, in_flight: u64) -> u32 {
+        let packets = self.packets.saturating_sub(unacked);
+        let bytes = self.bytes.saturating_sub(in_flight) / self.mtu.max(1) as u64;
+        packets.min(u32::try_from(bytes).unwrap_or(u32::MAX)).saturating_sub(1)
+    }
 }
 
 impl Default for Window {
@@ -81,6 +90,27 @@ mod tests {
         assert!(!w.admits(52, (1, 4096), || 52 * 4096));
         assert!(w.admits(52, (1, 64), || 52 * 64));
         assert!(w.admits(200, (1, 64), || 200 * 64));
+    }
+
+    #[test]
+    fn the_room_before_the_last_packet_is_what_packet_by_packet_admission_leaves() {
+        for bytes in [None, Some(212_992), Some(100), Some(4096), Some(8192), Some(1 << 20), Some(1_000_000)] {
+            let w = Window::new(bytes, PathMtu::B4096);
+            for unacked in (0..260).step_by(3) {
+                for spare in [0, 1, 64, 4095] {
+                    // Of the packets in flight, where there are any, one may be short.
+                    let spare = if unacked > 0 { spare } else { 0 };
+                    let in_flight = |n: u32| u64::from(n) * 4096 - spare;
+                    // One more of a path MTU must be admitted behind each of these.
+                    let one_by_one = (0..).take_while(|n| {
+                        let after = unacked + n + 1;
+                        w.admits(after, (1, 4096), || in_flight(after))
+                    });
+                    let room = w.room_before_last(unacked, in_flight(unacked));
+                    assert_eq!(room as usize, one_by_one.count(), "{bytes:?} {unacked} {spare}");
+                }
+            }
+        }
     }
 
     #[test]

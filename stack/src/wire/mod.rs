@@ -11,6 +11,7 @@ mod opcode;
 mod outer;
 mod packet;
 mod parse;
+mod run;
 
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use emit::segment_len;
@@ -26,6 +27,7 @@ pub use packet::{
     WritePart,
 };
 pub use parse::{MAX_MESSAGE_LEN, ParseError};
+pub use run::{RunHeader, RunWriter, is_inside};
 
 #[cfg(test)]
 mod tests;

@@ -17,6 +17,9 @@ use crate::types::{Imm, Msn, PKey, Psn, QKey, Qpn, Rkey};
 /// The longest message, 2^31 bytes (IBTA Vol 1 chapter 9).
 pub const MAX_MESSAGE_LEN: u32 = 1 << 31;
 
+/// Bytes of the BTH.
+pub(super) const BTH: usize = 12;
+
 /// Bytes of the ICRC.
 pub(super) const ICRC_LEN: usize = 4;
 
@@ -70,7 +73,7 @@ impl<'a> Packet<'a> {
     /// length of all headers and the ICRC, pad, payload.
     pub fn parse(segment: &'a [u8]) -> Result<Self, ParseError> {
         let mut r = Reader { rest: segment, len: segment.len() };
-        let bth: [u8; 12] = r.take()?;
+        let bth: [u8; BTH] = r.take()?;
         let [opcode, flags, pkey_hi, pkey_lo, marks, qp @ .., ack, psn_hi, psn_mid, psn_lo] = bth;
         if flags & 0x0F != 0 {
             return Err(ParseError::BadTransportVersion(flags & 0x0F));

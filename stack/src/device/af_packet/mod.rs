@@ -292,13 +292,6 @@ impl Device for AfPacket {
         Ok(taken)
     }
 
-    fn is_idle(&mut self) -> bool {
-        self.inbox.is_empty()
-            && self.next >= self.filled
-            && !self.superframes.has_apart()
-            && self.port.poll_timeout() != Some(Instant::ZERO)
-    }
-
     fn poll_timeout(&self) -> Option<Instant> {
         match (self.retry_at, self.port.poll_timeout()) {
             // The port's own frames find no room either, so its haste is of no use.
@@ -330,8 +323,7 @@ impl Device for AfPacket {
     }
 
     fn lost(&self) -> DeviceLosses {
-        let losses = self.port.losses();
-        DeviceLosses { receive: losses.receive + self.inbox.dropped(), ..losses }
+        self.port.losses()
     }
 }
 
