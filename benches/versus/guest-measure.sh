@@ -86,8 +86,8 @@ twice() { awk '{ printf "%.2f", $1 * 2 }'; }
 rate() { awk '$1 > 0 { printf "%.2f", 1e6 / $1 }'; }
 
 one_round() {
-    figure rxe/write/bw "rxe: ib_write_bw of 1 MiB" gbits - "$(rxe_test ib_write_bw -s 1048576 -n 20 --report_gbits | column 4)"
-    figure uroce/write/bw "uroce AF_PACKET: write of 1 MiB" gbits - "$(uroce_test write bw -s 1048576 -n 60 -t 16 -Q 4 --json | json BW_average | gbits)"
+    figure rxe/write/bw "rxe: ib_write_bw of 1 MiB" gbits - "$(rxe_test ib_write_bw -s 1048576 -n 200 --report_gbits | column 4)"
+    figure uroce/write/bw "uroce AF_PACKET: write of 1 MiB" gbits - "$(uroce_test write bw -s 1048576 -n 1000 -t 16 -Q 4 --json | json BW_average | gbits)"
     figure rxe/send/lat "rxe: ib_send_lat of 8 bytes, round trip" p50_us - "$(rxe_test ib_send_lat -s 8 -n 300 | column 5 | twice)"
     figure uroce/send/lat "uroce AF_PACKET: send of 8 bytes, round trip" p50_us - "$(uroce_test send lat -s 8 -n 1000 --json | json t_typical | twice)"
     figure rxe/write/lat "rxe: ib_write_lat of 8 bytes, round trip" p50_us - "$(rxe_test ib_write_lat -s 8 -n 300 | column 5 | twice)"

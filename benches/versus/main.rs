@@ -17,6 +17,7 @@ mod others;
 mod ours;
 mod page;
 mod plot;
+mod plots;
 mod results;
 mod tcp;
 

@@ -2,12 +2,10 @@
 //!
 //! Owns words and layout. Never measures or judges.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::devices::Device;
-use crate::groups::{SIZES, SMALL_SIZES};
-use crate::plot::{Line, Plot, escape};
+use crate::plot::{Plot, escape};
+use crate::plots;
 use crate::results::{Ratio, Results, digits};
 
 /// What the pages show.
@@ -191,6 +189,11 @@ pub(crate) fn html(whole: &Whole<'_>) -> String {
     );
     let rows = results.machine.iter().map(|(n, v)| format!("<tr><td>{}</td><td>{}</td></tr>", escape(n), escape(v)));
     let _ = writeln!(out, "<table>{}</table>", rows.collect::<String>());
+    for (heading, plots) in plots::all(results) {
+        let _ = writeln!(out, "<h2>{heading}</h2>");
+        out.extend(plots.iter().map(Plot::svg));
+    }
+    out.push_str("<h2>Ratios</h2>\n");
     for (point, title) in POINTS.iter().chain(&[("9", "An idle endpoint")]) {
         let rows: Vec<&Ratio> = whole.ratios().filter(|r| r.point == *point).collect();
         if rows.is_empty() {
@@ -198,7 +201,7 @@ pub(crate) fn html(whole: &Whole<'_>) -> String {
         }
         let _ = writeln!(
             out,
-            "<h2>{point}. {}</h2><table><tr><th>ratio</th><th>bound</th><th>measured</th><th>holds</th><th>from</th></tr>",
+            "<h3>{point}. {}</h3><table class=\"r\"><tr><th>ratio</th><th>bound</th><th>measured</th><th>holds</th><th>from</th></tr>",
             escape(title)
         );
         for r in rows {
@@ -215,107 +218,12 @@ pub(crate) fn html(whole: &Whole<'_>) -> String {
         }
         out.push_str("</table>\n");
     }
-    for plot in plots(results) {
-        out.push_str(&plot.svg());
-    }
     out.push_str("</body></html>\n");
     out
 }
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:60em;padding:0 1em;color:#111;background:#fff}\
 table{border-collapse:collapse;margin:.6em 0 1.4em}td,th{border:1px solid #ccc;padding:.25em .6em;text-align:left;vertical-align:top}\
-tr.yes td:nth-child(4){background:#d9f2e3}tr.no td:nth-child(4){background:#f9d9d0}\
+.r td+td{white-space:nowrap}tr.yes td:nth-child(4){background:#d9f2e3}tr.no td:nth-child(4){background:#f9d9d0}\
 svg{width:100%;height:auto;margin:1em 0;font:12px system-ui,sans-serif}.t{font-size:15px;font-weight:600}.g{stroke:#ddd}\
 .p{fill:none;stroke-width:2}.n{text-anchor:end}.l{text-anchor:middle}.k{text-anchor:start}";
-
-/// Value of each size that was measured.
-fn by_size(results: &Results, id: &str, metric: &str, sizes: &[usize]) -> Vec<(usize, f64)> {
-    let value = |(place, size): (usize, &usize)| results.get(id, &format!("{size}/{metric}")).map(|v| (place, v));
-    sizes.iter().enumerate().filter_map(value).collect()
-}
-
-fn labels(sizes: &[usize]) -> Vec<String> {
-    let label = |size: &usize| match *size {
-        s if s >= 1 << 20 => format!("{} MiB", s >> 20),
-        s if s >= 1024 => format!("{} KiB", s >> 10),
-        s => s.to_string(),
-    };
-    sizes.iter().map(label).collect()
-}
-
-fn plots(results: &Results) -> Vec<Plot> {
-    let mut out = Vec::new();
-    let x = "bytes a message".to_owned();
-    for (what, operations) in
-        [("WRITE, by device", &["write"][..]), ("READ and SEND, by device", &["read", "send"][..])]
-    {
-        let mut lines = Vec::new();
-        for device in Device::ALL {
-            for operation in operations {
-                let id = format!("plot/uroce/{}/{operation}/bw", device.name());
-                lines.push(Line {
-                    name: format!("{} {}", operation.to_uppercase(), device.title()),
-                    points: by_size(results, &id, "gbits", &SIZES),
-                });
-            }
-        }
-        let ucx = |size: &usize| results.get(&format!("plot/ucx/bw/{size}"), "gbits");
-        let points = SIZES.iter().enumerate().filter_map(|(place, size)| ucx(size).map(|v| (place, v)));
-        lines.push(Line { name: "UCX tcp, put".into(), points: points.collect() });
-        if let Some(rate) = results.get("iperf3", "gbits") {
-            let last = SIZES.len() - 1;
-            lines.push(Line { name: "iperf3 TCP (large writes)".into(), points: vec![(last - 1, rate), (last, rate)] });
-        }
-        out.push(Plot {
-            title: format!("Bandwidth: {what}"),
-            x: x.clone(),
-            y: "Gbit/s".into(),
-            labels: labels(&SIZES),
-            lines,
-            logarithmic: true,
-        });
-    }
-    for (metric, name) in [("p50_us", "p50"), ("p99_us", "p99")] {
-        let mut lines = Vec::new();
-        for device in Device::ALL {
-            for operation in ["write", "send", "read"] {
-                let id = format!("plot/uroce/{}/{operation}/lat", device.name());
-                let points = by_size(results, &id, metric, &SMALL_SIZES);
-                lines.push(Line { name: format!("{} {}", operation.to_uppercase(), device.title()), points });
-            }
-        }
-        let ucx = |size: &usize| results.get(&format!("plot/ucx/lat/{size}"), "p50_us");
-        let points = SMALL_SIZES.iter().enumerate().filter_map(|(place, size)| ucx(size).map(|v| (place, v)));
-        lines.push(Line { name: "UCX tcp, tag (p50)".into(), points: points.collect() });
-        out.push(Plot {
-            title: format!("Round trip, spinning: {name}"),
-            x: x.clone(),
-            y: "us".into(),
-            labels: labels(&SMALL_SIZES),
-            lines,
-            logarithmic: true,
-        });
-    }
-    out.push(percentiles(results));
-    out
-}
-
-fn percentiles(results: &Results) -> Plot {
-    let metrics = ["p50_us", "p90_us", "p99_us", "p999_us"];
-    let mut by_id: BTreeMap<&str, Line> = BTreeMap::new();
-    for (id, figure) in &results.figures {
-        let is_ping = id.contains("/lat/") || id.contains("/ping");
-        if is_ping && !id.starts_with("plot/") && !id.starts_with("raw/udp") {
-            let points = metrics.iter().enumerate().filter_map(|(place, m)| results.get(id, m).map(|v| (place, v)));
-            by_id.insert(id, Line { name: figure.title.replace(" ping-pong", ""), points: points.collect() });
-        }
-    }
-    Plot {
-        title: "8-byte round trips: percentiles".into(),
-        x: "percentile".into(),
-        y: "us".into(),
-        labels: ["50", "90", "99", "99.9"].map(Into::into).into(),
-        lines: by_id.into_values().collect(),
-        logarithmic: true,
-    }
-}

@@ -43,8 +43,10 @@ impl Plot {
             escape(&self.title)
         );
         self.axes(&scale, &mut out);
-        for (index, line) in self.lines.iter().filter(|l| !l.points.is_empty()).enumerate() {
-            self.line(index, line, &scale, &mut out);
+        // A line that is missing leaves its colour unused, so that the same name has the same one in the next plot.
+        let shown = self.lines.iter().enumerate().filter(|(_, l)| !l.points.is_empty());
+        for (row, (index, line)) in shown.enumerate() {
+            self.line(index, row, line, &scale, &mut out);
         }
         out.push_str("</svg>\n");
         out
@@ -87,7 +89,7 @@ impl Plot {
         );
     }
 
-    fn line(&self, index: usize, line: &Line, scale: &Scale, out: &mut String) {
+    fn line(&self, index: usize, row: usize, line: &Line, scale: &Scale, out: &mut String) {
         let colour = COLOURS[index % COLOURS.len()];
         let dash = ["none", "6 3", "2 3"][(index / COLOURS.len()) % 3];
         let style = format!("stroke=\"{colour}\" stroke-dasharray=\"{dash}\"");
@@ -103,7 +105,7 @@ impl Plot {
                 "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"><title>{name}: {value}</title></circle>"
             );
         }
-        let (x, y) = (WIDTH - RIGHT + 14.0, TOP + 6.0 + 15.0 * index as f64);
+        let (x, y) = (WIDTH - RIGHT + 14.0, TOP + 6.0 + 15.0 * row as f64);
         let _ = write!(
             out,
             "<line class=\"p\" {style} x1=\"{x}\" x2=\"{:.1}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/><text class=\"k\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",

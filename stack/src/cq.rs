@@ -113,6 +113,12 @@ impl EventQueue {
         true
     }
 
+    /// Whether none waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// The oldest event.
     pub fn pop(&mut self) -> Option<AsyncEvent> {
         self.queue.pop_front()

@@ -3,8 +3,10 @@
 //! Owns a device, an endpoint and a clock, and the order of a round: receive, timers, transmit. Reads the clock once a
 //! round and hands the time down. Never decides what a packet means, and knows no other thread: `host` does.
 
+mod hold;
 mod polling;
 
+use hold::AckHold;
 pub(crate) use polling::{Idle, Patience};
 pub use polling::{PollPolicy, SPIN_DEFAULT};
 
@@ -97,8 +99,8 @@ pub struct Engine<D, C = MonotonicClock> {
     patience: Patience,
     /// Bursts that are expected to fill a round.
     rx_portion: usize,
-    /// The last round left what it had to send to the next.
-    owes: bool,
+    /// What the last round left to a later one.
+    hold: AckHold,
 }
 
 /// The configuration of an endpoint that suits `device`.
@@ -146,7 +148,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
             clock,
             patience: Patience::new(PollPolicy::default()),
             rx_portion: RX_BUDGET,
-            owes: false,
+            hold: AckHold::new(),
         }
     }
 
@@ -167,24 +169,45 @@ impl<D: Device, C: Clock> Engine<D, C> {
     }
 
     /// A round for a program that is told what came and comes back at once: a message alone is acknowledged by the next
-    /// round, or behind what the program sends meanwhile. One that answers is heard sooner by the time that sending the
-    /// ACK takes. The round says that there is more to do.
+    /// round, or later if the program answers it meanwhile: see `hold`. One that answers is heard sooner by the time that sending
+    /// the ACK takes.
     pub(crate) fn round_for_spinner(&mut self) -> Result<Round, DeviceError> {
         let now = self.clock.now();
-        let (before, mut more) = if self.owes { self.transmit(now)? } else { (0, false) };
+        let (before, mut more) = if self.hold.is_due(now) { self.transmit(now)? } else { (0, false) };
+        let requests = self.endpoint.requests_heard();
         let (received, bytes, cut_short) = self.take_in(now)?;
-        self.owes = received == 1 && bytes <= ALONE_BYTES;
+        let requests = self.endpoint.requests_heard().wrapping_sub(requests);
         let mut sent = before;
-        if !self.owes {
+        if bytes <= ALONE_BYTES && requests > 0 && (requests == 1 || received == 1) {
+            self.hold.told();
+        } else if requests > 0 || !self.hold.owes() {
             let (behind, again) = self.transmit(now)?;
             (sent, more) = (sent + behind, again);
+        } else if received > 0 {
+            // What the peer acknowledged may let more go; what is held is held on.
+            let behind = self.transmit_posted(now, TX_BUDGET)?;
+            (sent, more) = (sent + behind, behind >= TX_BUDGET);
         }
-        Ok(Round { at: now, received, sent, cut_short: cut_short || more || self.owes })
+        Ok(Round { at: now, received, sent, cut_short: cut_short || more })
     }
 
-    /// Whether the last round left something to the next.
+    /// Whether the last round left something to a later one.
     pub(crate) const fn owes(&self) -> bool {
-        self.owes
+        self.hold.owes()
+    }
+
+    /// Whether it is certain that a round would do nothing before [`Self::poll_timeout`].
+    pub(crate) fn is_idle(&mut self) -> bool {
+        // An ACK that is held is the last thing that its QP has to send.
+        let endpoint = if self.hold.owes() { self.endpoint.has_no_news() } else { self.endpoint.is_idle() };
+        endpoint && self.device.is_idle()
+    }
+
+    /// Sends what the last round left.
+    pub(crate) fn settle(&mut self) -> Result<Round, DeviceError> {
+        let now = self.clock.now();
+        let (sent, cut_short) = self.transmit(now)?;
+        Ok(Round { at: now, received: 0, sent, cut_short })
     }
 
     /// Receives, and runs timers that are due; returns bursts, bytes, and whether the budget ended it.
@@ -212,11 +235,29 @@ impl<D: Device, C: Clock> Engine<D, C> {
         Ok(())
     }
 
-    /// Sends what is ready, within the budget, and does nothing else: what arrived meanwhile is for the next round.
+    /// Sends what is ready, within the budget, and does nothing else: what arrived meanwhile is for the next round. What is
+    /// posted first after a message that [`Self::round_for_spinner`] told of may go ahead of the message's ACK.
     pub(crate) fn push(&mut self) -> Result<Round, DeviceError> {
         let now = self.clock.now();
-        let (sent, cut_short) = self.transmit(now)?;
-        Ok(Round { at: now, received: 0, sent, cut_short })
+        if !self.hold.answered(now) {
+            return self.settle();
+        }
+        // The first burst is out before anybody asks whether there is a second.
+        let mut sent = self.transmit_posted(now, 1)?;
+        if sent > 0 {
+            sent += self.transmit_posted(now, TX_BUDGET)?;
+        }
+        Ok(Round { at: now, received: 0, sent, cut_short: sent >= TX_BUDGET })
+    }
+
+    /// As [`Self::transmit`], but for ACKs behind requests.
+    fn transmit_posted(&mut self, now: Instant, budget: usize) -> Result<usize, DeviceError> {
+        let endpoint = &mut self.endpoint;
+        let sent = self.device.transmit(now, budget, &mut |room| endpoint.poll_posted(now, room))?;
+        if !self.endpoint.wants_transmit() {
+            self.hold.paid();
+        }
+        Ok(sent)
     }
 
     /// Receives what waits, within the budget; returns how many bursts and bytes, and whether the budget ended it.
@@ -242,7 +283,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
 
     /// Sends what is ready, within the budget; returns how many bursts, and whether the budget ended it.
     fn transmit(&mut self, now: Instant) -> Result<(usize, bool), DeviceError> {
-        self.owes = false;
+        self.hold.paid();
         let endpoint = &mut self.endpoint;
         let sent = self.device.transmit(now, TX_BUDGET, &mut |room| endpoint.poll_transmit(now, room))?;
         Ok((sent, sent >= TX_BUDGET))
@@ -256,7 +297,7 @@ impl<D: Device, C: Clock> Engine<D, C> {
     /// When a round is due though nothing arrives.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.endpoint.poll_timeout(), self.device.poll_timeout()].into_iter().flatten().min()
+        [self.endpoint.poll_timeout(), self.device.poll_timeout(), self.hold.due()].into_iter().flatten().min()
     }
 
     /// Sleeps until the device has something, a timer is due or `max` passes (`None`: for ever). Call it only after
@@ -612,6 +653,45 @@ mod tests {
         });
         assert_eq!(failed.unwrap(), Some(WcStatus::RetryExceeded));
         assert!(a.now() + Duration::from_secs(100) < end, "slept until the deadline");
+    }
+
+    #[test]
+    fn an_answer_goes_ahead_and_one_ack_stands_for_several_messages() {
+        let switch = Switch::new();
+        let port = |last: u8| switch.port(&[[10, 0, 0, last].into()]);
+        let (time, mut a) = (Arc::new(AtomicU64::new(0)), Engine::open(port(1)).unwrap());
+        let device = port(2);
+        let endpoint = Endpoint::new(endpoint_config(&device), [1; 32]);
+        let mut b = Engine::with_clock(device, endpoint, Steps(Arc::clone(&time)));
+        let (left, right) = (Side::new(a.endpoint_mut(), 64), Side::new(b.endpoint_mut(), 64));
+        left.connect(a.endpoint_mut(), &right);
+        right.connect(b.endpoint_mut(), &left);
+        for n in 1..=3 {
+            right.post_recv(b.endpoint_mut(), n);
+            left.post(a.endpoint_mut(), n, Operation::Send);
+            a.poll().unwrap();
+            b.round_for_spinner().unwrap();
+            assert_eq!(right.completed(b.endpoint_mut()).map(|wc| wc.wr_id), Some(n), "told before it is acknowledged");
+            right.post(b.endpoint_mut(), n, Operation::Write(left.remote()));
+            b.push().unwrap();
+            a.poll().unwrap();
+            // The answer alone was sent, and is acknowledged.
+            assert_eq!(b.endpoint().counters().sent_pkts, n);
+            b.round_for_spinner().unwrap();
+            assert_eq!(right.completed(b.endpoint_mut()).map(|wc| wc.opcode), Some(WcOpcode::RdmaWrite));
+            assert_eq!(left.completed(a.endpoint_mut()), None);
+        }
+        // The peer's next message does not come.
+        let due = b.poll_timeout().unwrap();
+        b.round_for_spinner().unwrap();
+        assert_eq!(b.endpoint().counters().sent_pkts, 3);
+        time.store(due.as_nanos(), Ordering::Relaxed);
+        b.round_for_spinner().unwrap();
+        assert_eq!(b.endpoint().counters().sent_pkts, 4);
+        a.poll().unwrap();
+        let done: Vec<_> = core::iter::from_fn(|| left.completed(a.endpoint_mut())).map(|wc| wc.wr_id).collect();
+        assert_eq!(done, [1, 2, 3]);
+        assert!(!b.owes());
     }
 
     #[test]

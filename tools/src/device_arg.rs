@@ -1,6 +1,6 @@
 //! The argument `--device`.
 //!
-//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID]`,
+//! Owns its grammar: `udp:ADDR`, `packet:IFNAME[,mac=MAC,ip=ADDR…][,vlan=ID][,receive=ring|calls]`,
 //! `xdp:IFNAME[,mode=native|generic|auto][,queue=N|queues=N]` with the options of `packet:`,
 //! `tap:IFNAME,ip=ADDR…[,mac=MAC][,vlan=ID][,mtu=BYTES][,keep]`, `pnet:IFNAME`, `hw:NAME[/PORT]`, `loop`.
 //! Opens nothing.
@@ -9,7 +9,7 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 
-use uroce::device::af_packet::{AddressMode, AfPacketConfig};
+use uroce::device::af_packet::{AddressMode, AfPacketConfig, ReceiveBy};
 use uroce::device::af_xdp::{AfXdpConfig, QUEUES_MAX, XdpMode, XdpQueues};
 use uroce::device::tap::TapConfig;
 use uroce::types::MacAddr;
@@ -47,12 +47,19 @@ pub(crate) struct PacketArg {
     /// A MAC and addresses of its own; `None`: beside the kernel, on the interface's.
     own: Option<(MacAddr, Vec<IpAddr>)>,
     vlan: Option<u16>,
+    /// Not for `xdp:`, where packet sockets are the slow path.
+    receive: ReceiveBy,
 }
 
 impl PacketArg {
     /// As the device takes it.
     pub(crate) fn config(&self) -> AfPacketConfig {
-        AfPacketConfig { mode: self.addresses(), vlan: self.tag(), ..AfPacketConfig::shared(self.interface.as_str()) }
+        AfPacketConfig {
+            mode: self.addresses(),
+            vlan: self.tag(),
+            receive: self.receive,
+            ..AfPacketConfig::shared(self.interface.as_str())
+        }
     }
 
     fn addresses(&self) -> AddressMode {
@@ -67,7 +74,16 @@ impl PacketArg {
     }
 
     fn parse(text: &str) -> Result<Self, DeviceArgError> {
-        Self::parse_with(text, &mut |part| Err(DeviceArgError::PacketOption(part.into())))
+        let mut receive = ReceiveBy::default();
+        let place = Self::parse_with(text, &mut |part| {
+            receive = match part {
+                "receive=ring" => ReceiveBy::Ring,
+                "receive=calls" => ReceiveBy::Calls,
+                _ => return Err(DeviceArgError::PacketOption(part.into())),
+            };
+            Ok(())
+        })?;
+        Ok(Self { receive, ..place })
     }
 
     /// `other` is given what is no option of raw Ethernet, and what is a bad one.
@@ -91,7 +107,7 @@ impl PacketArg {
             (Some(mac), false) => Some((mac, addresses)),
             _ => return Err(DeviceArgError::HalfOwned),
         };
-        Ok(Self { interface, own, vlan })
+        Ok(Self { interface, own, vlan, receive: ReceiveBy::default() })
     }
 }
 
@@ -103,7 +119,8 @@ impl fmt::Display for PacketArg {
             write!(f, ",mac={mac}")?;
             addresses.iter().try_for_each(|a| write!(f, ",ip={a}"))?;
         }
-        self.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))
+        self.vlan.map_or(Ok(()), |id| write!(f, ",vlan={id}"))?;
+        f.write_str(if self.receive == ReceiveBy::Calls { ",receive=calls" } else { "" })
     }
 }
 
@@ -249,7 +266,9 @@ pub(crate) enum DeviceArgError {
     #[error("{0} is not the address of one endpoint; write the address of one of this machine's interfaces")]
     NotUnicast(IpAddr),
     /// Something else behind a comma.
-    #[error("`{0}` is no option of packet:; write mac=02:00:00:00:00:01, ip=ADDR or vlan=1 to 4094")]
+    #[error(
+        "`{0}` is no option of packet:; write mac=02:00:00:00:00:01, ip=ADDR, vlan=1 to 4094, receive=ring or receive=calls"
+    )]
     PacketOption(String),
     /// The same, of AF_XDP.
     #[error(
@@ -357,6 +376,7 @@ mod tests {
             "udp:fd77::2",
             "packet:eth0",
             "packet:eth0,vlan=7",
+            "packet:eth0,vlan=7,receive=calls",
             "packet:eth0,mac=02:00:00:00:00:01,ip=10.0.0.5,ip=fd00::5,vlan=7",
             "xdp:eth0",
             "xdp:eth0,mode=native",
@@ -371,6 +391,8 @@ mod tests {
         ] {
             assert_eq!(text.parse::<DeviceArg>().unwrap().to_string(), text);
         }
+        let ring: DeviceArg = "packet:eth0,receive=ring".parse().unwrap();
+        assert_eq!(ring.to_string(), "packet:eth0", "the usual way");
         assert_eq!("udp:[::1]".parse(), Ok(DeviceArg::Udp("::1".parse().unwrap())));
     }
 
@@ -404,6 +426,8 @@ mod tests {
             assert_eq!(error(&format!("xdp:eth0,{bad}")), DeviceArgError::XdpOption(bad.into()));
         }
         assert_eq!(error("xdp:eth0,ip=10.0.0.5"), DeviceArgError::HalfOwned);
+        assert_eq!(error("xdp:eth0,receive=ring"), DeviceArgError::XdpOption("receive=ring".into()));
+        assert_eq!(error("packet:eth0,receive=often"), DeviceArgError::PacketOption("receive=often".into()));
         assert_eq!(error("packet:eth0,mode=native"), DeviceArgError::PacketOption("mode=native".into()));
         for bad in ["mac=02", "vlan=0", "mtu=x", "mtu=70000", "kept", ""] {
             assert_eq!(error(&format!("tap:tap0,ip=10.0.0.5,{bad}")), DeviceArgError::TapOption(bad.into()));

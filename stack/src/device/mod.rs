@@ -80,6 +80,13 @@ pub trait Device: Send {
     /// [`DeviceError`].
     fn transmit(&mut self, now: Instant, budget: usize, source: &mut TxSource<'_>) -> Result<usize, DeviceError>;
 
+    /// Whether it is certain, without a system call, that nothing waits to be received and nothing that was taken waits to be
+    /// sent: then a look at the device can be left out. `false` where only [`Device::receive`] can tell. Timers are not
+    /// meant: [`Device::poll_timeout`] tells of those.
+    fn is_idle(&mut self) -> bool {
+        false
+    }
+
     /// When the device itself wants to be called again (delayed packets, neighbour resolution), whatever arrives.
     fn poll_timeout(&self) -> Option<Instant> {
         None
@@ -146,6 +153,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
         (**self).transmit(now, budget, source)
     }
 
+    fn is_idle(&mut self) -> bool {
+        (**self).is_idle()
+    }
+
     fn poll_timeout(&self) -> Option<Instant> {
         (**self).poll_timeout()
     }
@@ -184,7 +195,8 @@ impl<D: Device + ?Sized> Device for Box<D> {
 pub struct DeviceLosses {
     /// Bursts taken and not sent (no buffer, no neighbour).
     pub transmit: u64,
-    /// Frames that were for us and were not RoCEv2 as it must be: fragment, options, bad length.
+    /// Frames that were for us and were not RoCEv2 as it must be (fragment, options, bad length), or that the system had no
+    /// room for, where it says so.
     pub receive: u64,
 }
 

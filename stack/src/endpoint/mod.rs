@@ -37,7 +37,7 @@ use crate::time::Instant;
 use crate::types::{Gid, PKey, Qpn};
 use crate::verbs::kind;
 use crate::verbs::{AsyncEvent, CqHandle, QpHandle, QpState, SrqHandle, WorkCompletion};
-use crate::wire::{DONT_FRAGMENT, Flow, IcrcStarts, IpFields, Packet, ParseError, is_inside};
+use crate::wire::{Body, DONT_FRAGMENT, Flow, IcrcStarts, IpFields, Packet, ParseError, is_inside};
 use multicast::Groups;
 use peer_ids::PeerIds;
 use probes::{Probe, Probes};
@@ -102,6 +102,8 @@ pub struct Endpoint {
     icrcs: IcrcStarts,
     probes: Probes,
     link_is_up: bool,
+    /// Requests that QPs were given.
+    requests: u64,
     /// CQs that overran in the call that is being made; empty between calls.
     overruns: Vec<CqHandle>,
 }
@@ -140,6 +142,7 @@ impl Endpoint {
             icrcs: IcrcStarts::default(),
             probes: Probes::new(rng.next_u64()),
             link_is_up: true,
+            requests: 0,
             overruns: Vec::new(),
             config,
             rng,
@@ -186,6 +189,11 @@ impl Endpoint {
             self.counters.link_downed += 1;
             self.events.push(AsyncEvent::PortError);
         }
+    }
+
+    /// How many request packets QPs were given, ever.
+    pub(crate) const fn requests_heard(&self) -> u64 {
+        self.requests
     }
 
     /// The last time it was told.
@@ -312,6 +320,7 @@ impl Endpoint {
     }
 
     fn deliver(&mut self, handle: QpHandle, packet: &Packet<'_>, arrival: &Arrival<'_>) {
+        self.requests = self.requests.wrapping_add(matches!(packet.body, Body::Request(_)).into());
         let probe = self.with_qp(handle, |qp, cx| {
             let refused = cx.counters.sent_access_err;
             cx.counters.rcvd_pkts += 1;
@@ -426,28 +435,52 @@ impl Endpoint {
         self.now = now;
         room.segments_max = room.segments_max.min(self.config.segments_max).max(1);
         while let Some(handle) = self.active.pop_front() {
-            let burst = self.with_qp(handle, |qp, cx| qp.poll_transmit(cx, &mut room)).flatten();
-            let mut slot = self.qps.get_mut(handle);
-            let Some(burst) = burst else {
-                if let Some(slot) = slot {
-                    slot.queued = false;
-                }
-                continue;
-            };
-            if slot.as_mut().is_none_or(|slot| slot.turn.ends_after(burst.len)) {
-                self.active.push_back(handle);
-            } else {
-                self.active.push_front(handle);
+            if let Some(burst) = self.with_qp(handle, |qp, cx| qp.poll_transmit(cx, &mut room)).flatten() {
+                self.sent(handle, &burst, room.medium);
+                return Some(burst);
             }
-            // From BTH to ICRC: on Ethernet the outer headers are in the burst, once.
-            let outer = if room.medium == Medium::Ip { burst.flow.header_len() } else { 0 };
-            for counters in [Some(&mut self.counters), slot.map(|s| &mut s.counters)].into_iter().flatten() {
-                counters.sent_pkts += burst.segments as u64;
-                counters.sent_bytes += burst.len.saturating_sub(outer) as u64;
+            if let Some(slot) = self.qps.get_mut(handle) {
+                slot.queued = false;
             }
-            return Some(burst);
         }
         None
+    }
+
+    /// As [`Self::poll_transmit`], but of a QP that has requests to send an ACK that waits alone is held: for a driver whose
+    /// program posts the answer to what it was just told of. It goes out with the next call of [`Self::poll_transmit`].
+    pub fn poll_posted(&mut self, now: Instant, mut room: TxRoom<'_>) -> Option<TxBurst> {
+        self.now = now;
+        room.segments_max = room.segments_max.min(self.config.segments_max).max(1);
+        for _ in 0..self.active.len() {
+            let handle = self.active.pop_front()?;
+            if let Some(burst) = self.with_qp(handle, |qp, cx| qp.poll_posted(cx, &mut room)).flatten() {
+                self.sent(handle, &burst, room.medium);
+                return Some(burst);
+            }
+            if let Some(slot) = self.qps.get_mut(handle) {
+                slot.queued = slot.qp.holds_ack();
+                if slot.queued {
+                    self.active.push_back(handle);
+                }
+            }
+        }
+        None
+    }
+
+    /// A QP wrote `burst`: whose turn it is next, and what is counted.
+    fn sent(&mut self, handle: QpHandle, burst: &TxBurst, medium: Medium) {
+        let mut slot = self.qps.get_mut(handle);
+        if slot.as_mut().is_none_or(|slot| slot.turn.ends_after(burst.len)) {
+            self.active.push_back(handle);
+        } else {
+            self.active.push_front(handle);
+        }
+        // From BTH to ICRC: on Ethernet the outer headers are in the burst, once.
+        let outer = if medium == Medium::Ip { burst.flow.header_len() } else { 0 };
+        for counters in [Some(&mut self.counters), slot.map(|s| &mut s.counters)].into_iter().flatten() {
+            counters.sent_pkts += burst.segments as u64;
+            counters.sent_bytes += burst.len.saturating_sub(outer) as u64;
+        }
     }
 
     /// The next multicast group that the device shall join or leave. At most one waits for each group, so a driver whose
@@ -459,6 +492,17 @@ impl Endpoint {
     /// Tells that the device could not join `group`: [`AsyncEvent::MulticastJoinFailed`] says so to the program.
     pub fn membership_failed(&mut self, group: Gid) {
         self.events.push(AsyncEvent::MulticastJoinFailed(group));
+    }
+
+    /// Whether a call would find nothing to do, but for a timer and what arrives.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.has_no_news()
+    }
+
+    /// Whether no event waits, and the device need not be told of a group.
+    pub(crate) fn has_no_news(&self) -> bool {
+        self.events.is_empty() && !self.multicast.has_change()
     }
 
     /// Whether a QP may have something to send.

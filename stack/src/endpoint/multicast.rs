@@ -32,6 +32,11 @@ impl Groups {
         self.members.contains(&(group, qp))
     }
 
+    /// Whether the device has not been told of a change yet.
+    pub(super) fn has_change(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.members.len() >= MAX_MULTICAST
     }

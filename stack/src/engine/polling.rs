@@ -27,7 +27,9 @@ const TRIAL_EVERY: u32 = 64;
 pub enum PollPolicy {
     /// Looks again and again, and never sleeps: the shortest latency, and a processor that is always busy. Makes way for
     /// other threads of its processor. Where a host has a progress thread, a message that arrives alone is acknowledged by
-    /// the next call of whoever was told of it, or by that thread some milliseconds later: an answer is out before the ACK.
+    /// the next call of whoever was told of it, or by that thread some milliseconds later. Where that call posts an answer, the
+    /// answer goes ahead, and the ACK waits some 20 us for the peer's next message, so that one ACK stands for several, unless
+    /// the peer turns out to wait for it.
     Spin,
     /// Spins for at most `spin`, then sleeps. It spins for less, or not at all, when the latest waits were longer than
     /// that, so that a thread whose peer is slow costs next to nothing.
@@ -69,7 +71,10 @@ pub(crate) struct Patience {
     /// Waits since the last that spun on trial.
     untried: u32,
     slept: bool,
+    /// When it last yielded, or something came that ended a wait.
     yielded: Instant,
+    /// Something came since the last look that found nothing.
+    fresh: bool,
     /// Another thread ran during the last yield.
     crowded: bool,
 }
@@ -89,6 +94,7 @@ impl Patience {
             untried: 0,
             slept: false,
             yielded: Instant::ZERO,
+            fresh: false,
             crowded: false,
         };
         new.budget = new.next_budget();
@@ -119,6 +125,7 @@ impl Patience {
             };
         }
         self.begin(now);
+        self.fresh = true;
         self.budget = self.next_budget();
     }
 
@@ -142,8 +149,17 @@ impl Patience {
         self.spin(now)
     }
 
+    /// Something came, to one who never sleeps.
+    pub(crate) const fn found(&mut self) {
+        self.fresh = true;
+    }
+
     /// As [`Self::idle`] of one who never sleeps.
     pub(crate) fn spin(&mut self, now: Instant) -> Idle {
+        if core::mem::take(&mut self.fresh) {
+            // A wait begins: a short one is over before a yield would be.
+            self.yielded = now;
+        }
         let quiet = !self.crowded && now.saturating_since(self.yielded) < YIELD_EVERY;
         if quiet { Idle::Spin } else { Idle::Yield }
     }

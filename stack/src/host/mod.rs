@@ -137,7 +137,7 @@ impl Handle {
     pub fn drive(&mut self) -> usize {
         match self.shared.drive(Driver::Program) {
             Drive::Moved(n) => n,
-            Drive::Busy => 0,
+            Drive::Busy | Drive::Idle(_) => 0,
         }
     }
 
@@ -181,9 +181,9 @@ impl Handle {
             if self.shared.has_failed() {
                 return Err(VerbsError::DeviceGone);
             }
-            let moved = drives && matches!(self.shared.drive(driver_of(&self.patience)), Drive::Moved(1..));
-            now = self.shared.now();
-            if moved {
+            let drove = if drives { self.shared.drive(driver_of(&self.patience)) } else { Drive::Busy };
+            now = if let Drive::Idle(now) = drove { now } else { self.shared.now() };
+            if matches!(drove, Drive::Moved(1..)) {
                 self.patience.progress(now);
                 continue;
             }
@@ -345,15 +345,19 @@ impl Verbs for Handle {
         let half = cqs.get(cq, || shared.cq(cq)).ok_or(VerbsError::InvalidHandle)?;
         let n = poll_ring(&mut half.queue.ring(), out);
         if n > 0 || out.is_empty() {
+            self.patience.found();
             return Ok(n);
         }
         let drove = shared.drive(driver_of(&self.patience));
-        let n = poll_ring(&mut half.queue.ring(), out);
+        // A timer may have completed something though nothing moved.
+        let n = if matches!(drove, Drive::Idle(_)) { 0 } else { poll_ring(&mut half.queue.ring(), out) };
         if n == 0 && shared.has_failed() {
             return Err(VerbsError::DeviceGone);
         }
-        if n == 0 && !matches!(drove, Drive::Moved(1..)) {
-            let now = shared.now();
+        if n > 0 || matches!(drove, Drive::Moved(1..)) {
+            self.patience.found();
+        } else {
+            let now = if let Drive::Idle(now) = drove { now } else { shared.now() };
             if self.patience.spin(now) == Idle::Yield {
                 self.make_way(now);
             }
@@ -457,8 +461,7 @@ impl Verbs for Handle {
         let posted = half.queue.poster.lock().unwrap_or_else(PoisonError::into_inner).post_send(list);
         // Those before a bad one are queued.
         if posted.map_or_else(|e| e.index, |()| list.len()) > 0 {
-            shared.ring(half);
-            shared.drive(Driver::Poster);
+            shared.post(half);
         }
         posted
     }

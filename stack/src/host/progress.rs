@@ -90,9 +90,16 @@ fn attend(shared: &Shared, waker: &Arc<EventFd>, stop: &AtomicBool) {
             busy = (busy + 1).min(LONGEST_REST);
             continue;
         }
+        let drive = shared.drive(Driver::Progress);
+        if drive == Drive::Busy && !shared.has_armed() {
+            // The program drives, in a round that takes long.
+            off_duty(shared, waker, stop, PROGRESS_TAKEOVER * (1 << busy));
+            busy = (busy + 1).min(LONGEST_REST);
+            continue;
+        }
         busy = 0;
-        let slept = match shared.drive(Driver::Progress) {
-            Drive::Moved(0) => shared.sleep(waker, None, None, stop),
+        let slept = match drive {
+            Drive::Moved(0) | Drive::Idle(_) => shared.sleep(waker, None, None, stop),
             Drive::Moved(_) => Ok(()),
             Drive::Busy => {
                 std::thread::yield_now();
@@ -112,13 +119,18 @@ fn rest(shared: &Shared, waker: &EventFd, stop: &AtomicBool, busy: u32) -> bool 
     if left.is_zero() || shared.has_armed() {
         return false;
     }
+    off_duty(shared, waker, stop, left * (1 << busy));
+    true
+}
+
+/// Sleeps for `time`, or until a CQ is armed or the thread is stopped.
+fn off_duty(shared: &Shared, waker: &EventFd, stop: &AtomicBool, time: Duration) {
     shared.off_duty.store(true, Ordering::SeqCst);
     // Whoever arms a CQ or stops us after this wakes us.
     if !shared.has_armed() && !stop.load(Ordering::SeqCst) {
         // A failure ends the rest early, no more.
-        let _ = wait(&[Watch::Readable(waker.as_raw_fd())], Some(left * (1 << busy)));
+        let _ = wait(&[Watch::Readable(waker.as_raw_fd())], Some(time));
     }
     shared.off_duty.store(false, Ordering::SeqCst);
     waker.clear();
-    true
 }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crossbeam::queue::ArrayQueue;
@@ -27,6 +27,8 @@ const DOORBELLS: usize = 1024;
 /// Events that wait for a program, and beyond these one for each CQ; a program that lets so many wait reads none.
 const EVENTS_MAX: usize = 4096;
 
+/// Looks at the device in one call that finds nothing.
+const LOOKS_A_CALL: usize = 8;
 /// How long who only looks tries not to be in the way.
 const LOOK_FOR: Duration = Duration::from_millis(10);
 /// How often it tries meanwhile.
@@ -72,6 +74,8 @@ pub(super) enum Driver {
     Spinner,
     /// A thread of the program that posted: it sends, and does not look at what arrived.
     Poster,
+    /// A control call, before it changes anything: it sends what a spinner left.
+    Settler,
     Progress,
 }
 
@@ -80,6 +84,8 @@ pub(super) enum Driver {
 pub(super) enum Drive {
     /// Another thread drives, or waits to make a control call.
     Busy,
+    /// It was certain, at this time, that a round would do nothing.
+    Idle(Instant),
     /// This many bursts moved.
     Moved(usize),
 }
@@ -118,7 +124,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let engine = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner);
         if engine.owes() {
-            let _ = engine.push();
+            let _ = engine.settle();
         }
     }
 }
@@ -183,7 +189,7 @@ impl Shared {
         let mut engine = self.lock();
         if engine.owes() {
             // Before `f` ends a QP that has something to say.
-            self.round(&mut engine, Driver::Poster);
+            self.round(&mut engine, Driver::Settler);
         }
         let answer = f(&mut engine);
         self.round(&mut engine, Driver::Program);
@@ -251,6 +257,16 @@ impl Shared {
                 Err(TryLockError::Poisoned(e)) => e.into_inner(),
                 Err(TryLockError::WouldBlock) => break,
             };
+            if moved.is_none()
+                && let Some(now) = self.idle_at(&mut engine, by)
+            {
+                drop(engine);
+                fence(Ordering::SeqCst);
+                if self.doorbells.is_empty() {
+                    return Drive::Idle(now);
+                }
+                continue;
+            }
             moved = Some(moved.unwrap_or(0) + self.round(&mut engine, by));
             drop(engine);
             self.sleepers.after_round(self.due.load(Ordering::SeqCst));
@@ -261,9 +277,49 @@ impl Shared {
         moved.map_or(Drive::Busy, Drive::Moved)
     }
 
+    /// The time, where it is certain that a round would do nothing now: a look is cheap then.
+    fn idle_at(&self, engine: &mut HostEngine, by: Driver) -> Option<Instant> {
+        if !matches!(by, Driver::Program | Driver::Spinner) || !self.doorbells.is_empty() {
+            return None;
+        }
+        // What arrives is seen the sooner the less is done between two looks.
+        if (0..LOOKS_A_CALL).any(|_| !engine.is_idle()) {
+            return None;
+        }
+        let now = self.now();
+        if self.due().is_some_and(|due| due <= now) {
+            return None;
+        }
+        self.driven.store(now.as_nanos(), Ordering::Relaxed);
+        Some(now)
+    }
+
+    /// Tells the engine that `qp` has new work, and sends it if nobody else drives.
+    pub(super) fn post(&self, qp: &Arc<QpHalf>) {
+        if !self.has_failed()
+            && self.control.load(Ordering::SeqCst) == 0
+            && let Ok(mut engine) = self.engine.try_lock()
+        {
+            // Nobody needs to be told by a doorbell.
+            engine.endpoint_mut().ring_doorbell(qp.handle);
+            self.round(&mut engine, Driver::Poster);
+            drop(engine);
+            self.sleepers.after_round(self.due.load(Ordering::SeqCst));
+            if self.doorbells.is_empty() {
+                return;
+            }
+        } else {
+            self.ring(qp);
+        }
+        self.drive(Driver::Poster);
+    }
+
     fn round(&self, engine: &mut HostEngine, by: Driver) -> usize {
         let mut rang = false;
         for _ in 0..DOORBELLS {
+            if self.doorbells.is_empty() {
+                break;
+            }
             let Some(qp) = self.doorbells.pop() else { break };
             rang = true;
             // Before the ring is read: who posts later rings again.
@@ -272,6 +328,7 @@ impl Shared {
         }
         let round = match by {
             Driver::Poster => engine.push(),
+            Driver::Settler => engine.settle(),
             // What others posted waits for nobody. Without a progress thread a thread that does not come back after all
             // would leave a message unacknowledged for ever.
             Driver::Spinner if !rang && self.attended.load(Ordering::Relaxed) => engine.round_for_spinner(),
@@ -291,7 +348,10 @@ impl Shared {
                 (0, u64::MAX)
             }
         };
-        self.due.store(due, Ordering::SeqCst);
+        // Only who has the lock writes it.
+        if self.due.load(Ordering::Relaxed) != due {
+            self.due.store(due, Ordering::SeqCst);
+        }
         while let Some(event) = engine.endpoint_mut().poll_event() {
             self.announce(event);
         }

@@ -325,6 +325,26 @@ fn an_idle_progress_thread_sleeps() {
 }
 
 #[test]
+fn a_progress_thread_sleeps_while_the_program_is_in_a_long_round() {
+    let a = host();
+    let shared = Arc::clone(&a.shared);
+    let (waker, stop) = (Arc::new(EventFd::new().unwrap()), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let used = shared.inspect(|_| {
+            let thread = scope.spawn(|| {
+                progress::run(&shared, &waker, &stop);
+                thread_cpu_time().unwrap()
+            });
+            std::thread::sleep(SECOND);
+            thread
+        });
+        stop.store(true, Ordering::SeqCst);
+        waker.set();
+        assert!(used.join().unwrap() < SECOND / 100);
+    });
+}
+
+#[test]
 fn an_armed_cq_makes_its_descriptor_readable() {
     let (a, mut b) = (host(), host());
     b.spawn_progress().unwrap();
@@ -493,8 +513,12 @@ fn a_thread_that_spins_is_told_of_a_message_before_it_is_acknowledged() {
     vb.drive();
     assert!(left.completed(&mut va).is_some());
     assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
+    // An answer goes ahead of the ACK, and what is posted behind it takes that along.
     right.post(&mut vb, 2, Operation::Write(left.remote()));
+    assert_eq!(left.completed(&mut va), None);
+    right.post(&mut vb, 3, Operation::Write(left.remote()));
     assert!(left.completed(&mut va).is_some());
+    wait_one(&right, &mut vb);
     wait_one(&right, &mut vb);
     assert_eq!(told_before_it_acknowledges((&left, &mut va), (&right, &mut vb)), None);
     vb.destroy_qp(right.qp).unwrap();

@@ -153,6 +153,8 @@ pub struct Qp {
     answered: bool,
     /// The last burst was of requests, and an ACK that waited found no place in it: it is an answer's turn.
     overdue: bool,
+    /// Requests went ahead of an ACK.
+    held: bool,
 }
 
 impl Qp {
@@ -217,6 +219,7 @@ impl Qp {
             established: false,
             answered: false,
             overdue: false,
+            held: false,
         }
     }
 
@@ -532,6 +535,7 @@ impl Qp {
     /// peer that always has READs outstanding would keep back for ever. An ACK alone rides behind requests where bursts have
     /// room for it: of all packets it is the shortest, and one packet of a burst costs next to nothing.
     pub fn poll_transmit(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
+        self.held = false;
         if let Some(path) = &self.path
             && let Some(burst) = self.notifier.poll_transmit(path, room)
         {
@@ -540,7 +544,7 @@ impl Qp {
         }
         let overdue = core::mem::take(&mut self.overdue);
         if (core::mem::take(&mut self.answered) || (room.segments_max > 1 && !overdue && self.has_ack_alone()))
-            && let Some(burst) = self.poll_requests(cx, room)
+            && let Some(burst) = self.poll_requests(cx, room, true)
         {
             self.overdue = self.has_ack_alone();
             return Some(burst);
@@ -563,14 +567,33 @@ impl Qp {
             self.answered = burst.is_some();
             return burst;
         }
-        self.poll_requests(cx, room)
+        self.poll_requests(cx, room, true)
+    }
+
+    /// As [`Self::poll_transmit`], but where there are requests, an ACK that waits alone is held: until the next call of the
+    /// other.
+    pub fn poll_posted(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
+        if self.has_ack_alone() {
+            let burst = self.poll_requests(cx, room, false);
+            self.held |= burst.is_some();
+            if self.held {
+                return burst;
+            }
+        }
+        self.poll_transmit(cx, room)
+    }
+
+    /// Whether an ACK is held.
+    pub fn holds_ack(&self) -> bool {
+        self.held && self.has_ack_alone()
     }
 
     fn has_ack_alone(&self) -> bool {
         matches!(&self.receiver, Receiver::Rc(responder) if responder.has_ack_alone())
     }
 
-    fn poll_requests(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>) -> Option<TxBurst> {
+    /// The next burst of requests; `with_ack`: one that waits alone rides behind them.
+    fn poll_requests(&mut self, cx: &mut Cx<'_>, room: &mut TxRoom<'_>, with_ack: bool) -> Option<TxBurst> {
         match self.state {
             QpState::Rts | QpState::Sqd => {}
             QpState::Err => {
@@ -592,6 +615,7 @@ impl Qp {
                     requester.complete_sent(&self.id, cx);
                 }
                 if let Receiver::Rc(responder) = &mut self.receiver
+                    && with_ack
                     && !burst.is_empty()
                     && path.flow == path.request_flow
                 {

@@ -66,6 +66,7 @@ fn a_ring_that_overflows_keeps_the_first_frames_and_goes_on() {
     let f = pair("10.77.0.");
     send_all(&mut a, f, 0, &[(1, 64)]);
     until(&mut a, &mut b, 1);
+    let mut lost = b.lost().receive;
     for _ in 0..3 {
         send_all(&mut a, f, 0, &[(1, 64); 800]);
         let mut got = take(&mut b);
@@ -75,10 +76,30 @@ fn a_ring_that_overflows_keeps_the_first_frames_and_goes_on() {
         }
         let numbers: Vec<u16> = got.iter().map(number).collect();
         assert!((256..800).contains(&numbers.len()), "{}", numbers.len());
+        lost += 800 - numbers.len() as u64;
+        assert_eq!(b.lost().receive, lost);
         assert!(numbers.is_sorted() && numbers[..256].iter().copied().eq(0..256), "{numbers:?}");
         send_all(&mut a, f, 900, &[(1, 64), (20, 1040)]);
         let after: Vec<u16> = until(&mut a, &mut b, 2).iter().map(number).collect();
         assert_eq!(after, [900, 901]);
+    }
+}
+
+#[test]
+fn an_empty_ring_is_known_to_be_empty() {
+    let lab = Lab::new();
+    for receive in WAYS {
+        let (mut a, mut b) = (open(&lab, &lab.a, Calls), open(&lab, &lab.b, receive));
+        for n in 0..3 {
+            send_all(&mut a, pair("10.77.0."), n, &[(1, 64)]);
+            b.wait(Some(Duration::from_secs(5))).unwrap();
+            assert!(!b.is_idle(), "a frame waits");
+            assert_eq!(number(&until(&mut a, &mut b, 1)[0]), n);
+            assert_eq!(b.is_idle(), receive == Ring);
+            // Now and then a look is a real one, for the socket's errors.
+            assert!((0..5000).any(|_| !b.is_idle()));
+            take(&mut b);
+        }
     }
 }
 

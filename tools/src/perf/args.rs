@@ -136,8 +136,8 @@ pub(crate) struct PerfArgs {
     pub(super) direction: Direction,
     /// RoCEv2 address of the server; without it this is the server
     pub(super) host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], xdp:IFNAME, tap:IFNAME,ip=ADDR, pnet:IFNAME, hw:NAME, or
-    /// loop for both ends in this process
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID][,receive=ring|calls], xdp:IFNAME, tap:IFNAME,ip=ADDR,
+    /// pnet:IFNAME, hw:NAME, or loop for both ends in this process
     #[arg(short, long = "device", visible_alias = "ib-dev")]
     pub(super) device: Option<DeviceArg>,
     /// Port of the connection manager's service

@@ -47,8 +47,8 @@ const SLICE: Duration = Duration::from_millis(5);
 pub(crate) struct ConnectionArgs {
     /// RoCEv2 address of the server; without it this is the server
     host: Option<String>,
-    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID], xdp:IFNAME, tap:IFNAME,ip=ADDR, pnet:IFNAME, hw:NAME, or
-    /// loop for both ends in this process
+    /// Device: udp:ADDR, packet:IFNAME[,mac=MAC,ip=ADDR][,vlan=ID][,receive=ring|calls], xdp:IFNAME, tap:IFNAME,ip=ADDR,
+    /// pnet:IFNAME, hw:NAME, or loop for both ends in this process
     #[arg(short, long = "device", visible_alias = "ib-dev")]
     device: Option<DeviceArg>,
     /// Port of the service

@@ -129,7 +129,8 @@ impl Side {
         let fetches = plan.operation.is_one_sided_fetch();
         let begin = Instant::now();
         let (mut number, mut under_way) = (0u64, 0u64);
-        while plan.duration.map_or(number < plan.messages, |d| begin.elapsed() < d) {
+        let mut start = begin;
+        while plan.duration.map_or(number < plan.messages, |d| start - begin < d) {
             let turn = turn(number);
             if plan.is_watched() {
                 self.buffer.write(plan.size - 1, &[turn])?;
@@ -137,7 +138,8 @@ impl Side {
             number += 1;
             under_way += 1;
             let covers = (fetches || under_way >= BOUNCES_A_COMPLETION).then(|| core::mem::take(&mut under_way));
-            let start = Instant::now();
+            let mut silence = Silence::new(self.wait);
+            start = Instant::now();
             self.post(v, plan, 0, &[covers])?;
             let mut back = false;
             while !back {
@@ -145,7 +147,7 @@ impl Side {
                     Heard::Sent(..) => back = fetches,
                     Heard::Message => back = true,
                     Heard::Over => return Err(Failure::failed("the peer has disconnected")),
-                    Heard::Nothing if start.elapsed() > PATIENCE => {
+                    Heard::Nothing if silence.is_too_long() => {
                         return Err(Failure::failed("the peer does not send back"));
                     }
                     Heard::Nothing | Heard::Control(_) => {}
@@ -167,17 +169,14 @@ impl Side {
     /// Sends everything back until a control message comes.
     pub(super) fn echo(&mut self, v: &mut Handle, plan: &Plan) -> Result<Control, Failure> {
         let (mut number, mut under_way) = (0, 0);
-        let mut last = Instant::now();
-        let mut seen = number;
+        let mut silence = Silence::new(self.wait);
         loop {
             let mut came = false;
             match self.hear(v)? {
                 Heard::Control(control) => return Ok(control),
                 Heard::Message => came = true,
                 Heard::Over => return Err(Failure::failed("the client has disconnected")),
-                // The clock is read when there is time for it: after the answer.
-                Heard::Nothing if seen != number => (seen, last) = (number, Instant::now()),
-                Heard::Nothing if last.elapsed() > PATIENCE => return Err(Failure::failed("the client fell silent")),
+                Heard::Nothing if silence.is_too_long() => return Err(Failure::failed("the client fell silent")),
                 Heard::Nothing | Heard::Sent(..) => {}
             }
             if plan.is_watched() && self.landed(plan.size)? == turn(number) {
@@ -185,6 +184,7 @@ impl Side {
                 came = true;
             }
             if came {
+                silence = Silence::new(self.wait);
                 number += 1;
                 under_way += 1;
                 let covers = (under_way >= BOUNCES_A_COMPLETION).then(|| core::mem::take(&mut under_way));
@@ -215,6 +215,32 @@ impl Side {
         // The last byte of a WRITE that a ping-pong watches counts its turns.
         let counted = usize::from(plan.is_ping_pong && plan.is_watched());
         content::difference(&self.buffer, place, plan.size - counted, plan.seed)
+    }
+}
+
+/// How long nothing has come. The clock is read when there is time for it: by one who spins, after many looks.
+struct Silence {
+    looks: u32,
+    spins: bool,
+    since: Option<Instant>,
+}
+
+impl Silence {
+    /// Looks of one who spins before the clock is read.
+    const LOOKS: u32 = 1024;
+
+    /// It begins.
+    fn new(wait: Wait) -> Self {
+        Self { looks: 0, spins: wait == Wait::Spin, since: None }
+    }
+
+    /// One more look found nothing.
+    fn is_too_long(&mut self) -> bool {
+        self.looks = (self.looks + 1) % Self::LOOKS;
+        if self.spins && self.looks > 0 {
+            return false;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE
     }
 }
 

@@ -4,6 +4,7 @@
 //! queue. Never decides what a frame is for.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::SockFilter;
 
@@ -28,6 +29,8 @@ pub(super) struct Inbox {
     want: usize,
     /// Looks in a row that found the ring empty.
     empty: u32,
+    /// Frames that found no room. The system forgets them when it is asked.
+    dropped: AtomicU64,
 }
 
 impl Inbox {
@@ -45,7 +48,7 @@ impl Inbox {
             None => (PacketSocket::receiver(index, filter)?, None),
         };
         raise_buffers(socket.as_fd(), SOCKET_BUFFER);
-        Ok(Self { socket, ring, batch: RecvBatch::new(), want: BATCH, empty: 0 })
+        Ok(Self { socket, ring, batch: RecvBatch::new(), want: BATCH, empty: 0, dropped: AtomicU64::new(0) })
     }
 
     pub(super) const fn socket(&self) -> &PacketSocket {
@@ -56,9 +59,25 @@ impl Inbox {
         if self.ring.is_some() { ReceiveBy::Ring } else { ReceiveBy::Calls }
     }
 
+    /// Frames that found no room, ever.
+    pub(super) fn dropped(&self) -> u64 {
+        let new = self.socket.take_drops();
+        self.dropped.fetch_add(new, Ordering::Relaxed) + new
+    }
+
     /// Whether a frame lies in the ring.
     pub(super) fn is_ready(&self) -> bool {
         self.ring.as_ref().is_some_and(RxRing::is_ready)
+    }
+
+    /// Whether it is certain that no frame waits, and no error of the socket that nobody has taken for long.
+    pub(super) fn is_empty(&mut self) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        if ring.is_ready() || self.empty + 1 >= LOOKS_A_CHECK {
+            return false;
+        }
+        self.empty += 1;
+        true
     }
 
     /// A wait is over: what ended it without a frame must not end the next one.

@@ -292,6 +292,13 @@ impl Device for AfPacket {
         Ok(taken)
     }
 
+    fn is_idle(&mut self) -> bool {
+        self.inbox.is_empty()
+            && self.next >= self.filled
+            && !self.superframes.has_apart()
+            && self.port.poll_timeout() != Some(Instant::ZERO)
+    }
+
     fn poll_timeout(&self) -> Option<Instant> {
         match (self.retry_at, self.port.poll_timeout()) {
             // The port's own frames find no room either, so its haste is of no use.
@@ -323,7 +330,8 @@ impl Device for AfPacket {
     }
 
     fn lost(&self) -> DeviceLosses {
-        self.port.losses()
+        let losses = self.port.losses();
+        DeviceLosses { receive: losses.receive + self.inbox.dropped(), ..losses }
     }
 }
 

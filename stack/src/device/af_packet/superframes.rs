@@ -99,6 +99,11 @@ impl Superframes {
         }
     }
 
+    /// Whether frames of those taken apart wait.
+    pub(super) fn has_apart(&self) -> bool {
+        !self.apart.is_empty()
+    }
+
     /// The next frame of those taken apart, without a header.
     pub(super) fn apart(&self) -> Option<&[u8]> {
         self.apart.front().and_then(|framed| framed.get(VNET_HEADER..))

@@ -5,7 +5,7 @@
 
 use core::ops::Range;
 use std::io;
-use std::mem;
+use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, RawFd};
 
 use socket2::{Domain, SockFilter, Socket, Type};
@@ -126,6 +126,23 @@ impl PacketSocket {
     /// The error that the system keeps for the next call, which is then gone. While there is one, the socket is readable.
     pub(crate) fn take_error(&self) -> Option<io::Error> {
         self.0.take_error().ok().flatten()
+    }
+
+    /// Frames that passed the filter and found no room, since the last call.
+    pub(crate) fn take_drops(&self) -> u64 {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of_val(&stats) as libc::socklen_t;
+        // SAFETY: the pointers and the length describe `stats` and `len`, which outlive the call.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut stats).cast(),
+                &raw mut len,
+            )
+        };
+        if rc == 0 { stats.tp_drops.into() } else { 0 }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -311,28 +328,49 @@ impl SendBatch {
     ///
     /// # Errors
     /// The system's answer to the first of them; none was sent then.
-    pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, range: Range<usize>) -> io::Result<usize> {
-        let (first, count) = (range.start, range.end.min(BATCH).saturating_sub(range.start));
-        // SAFETY: both are plain data (integers and pointers) for which all zeroes is a value.
-        let (mut iovs, mut headers): ([libc::iovec; BATCH], [libc::mmsghdr; BATCH]) = unsafe { mem::zeroed() };
-        for (i, (header, iov)) in (first..first + count).zip(headers.iter_mut().zip(&mut iovs)) {
-            let (from, to) = self.ranges[i];
-            let from = if self.superframes[i] { from } else { to.min(from + VNET_HEADER) };
-            iov.iov_base = self.slots[i][from..to].as_mut_ptr().cast();
-            iov.iov_len = to - from;
-            header.msg_hdr.msg_iov = iov;
-            header.msg_hdr.msg_iovlen = 1;
+    pub(crate) fn send(&self, fd: BorrowedFd<'_>, range: Range<usize>) -> io::Result<usize> {
+        let range = range.start..range.end.min(BATCH);
+        if range.len() == 1 {
+            return self.send_one(fd, range.start).map(|()| 1);
         }
-        // SAFETY: the first `count` headers name buffers of the stated lengths that live as long as `self` and that the
-        // system only reads.
+        // Only what is used is written: zeroing all of it would take longer than the call's own work on a frame.
+        let mut iovs = [const { MaybeUninit::<libc::iovec>::uninit() }; BATCH];
+        let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+        let mut count = 0;
+        for (i, (header, iov)) in range.zip(headers.iter_mut().zip(&mut iovs)) {
+            let frame = self.on_the_wire(i);
+            let base = frame.as_ptr().cast_mut().cast();
+            // SAFETY: plain data (integers and pointers) for which all zeroes is a value.
+            let header = header.write(unsafe { mem::zeroed() });
+            header.msg_hdr.msg_iov = iov.write(libc::iovec { iov_base: base, iov_len: frame.len() });
+            header.msg_hdr.msg_iovlen = 1;
+            count += 1;
+        }
+        // SAFETY: the first `count` headers are written and name buffers of the stated lengths that live as long as `self`
+        // (the iovecs: as this call) and that the system only reads.
         let rc = unsafe {
             libc::sendmmsg(
                 fd.as_raw_fd(),
-                headers.as_mut_ptr(),
-                count as libc::c_uint,
+                headers.as_mut_ptr().cast(),
+                count,
                 (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
             )
         };
         usize::try_from(rc).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Sends frame `i`: the call for one takes less than that for many does with one.
+    fn send_one(&self, fd: BorrowedFd<'_>, i: usize) -> io::Result<()> {
+        let frame = self.on_the_wire(i);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: the pointer and the length are those of `frame`, which the system only reads.
+        let rc = unsafe { libc::send(fd.as_raw_fd(), frame.as_ptr().cast(), frame.len(), flags) };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// What the socket is given of frame `i`: a superframe with its header, a frame without.
+    fn on_the_wire(&self, i: usize) -> &[u8] {
+        let framed = self.get(i);
+        if self.superframes[i] { framed } else { framed.get(VNET_HEADER..).unwrap_or_default() }
     }
 }

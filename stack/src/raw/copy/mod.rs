@@ -8,6 +8,7 @@
 //! A CRC here is the common CRC-32 as `crc32fast` has it, finished: that of a first part is where its next part starts.
 #![allow(unsafe_code)] // Vector loads and stores through raw pointers: the memory may be registered.
 
+mod sparse;
 mod table;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -16,13 +17,15 @@ use core::hint::black_box;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// A set of loops. Every processor has [`Kernel::Table`] and [`Kernel::Portable`].
+/// A set of loops. Every processor has [`Kernel::Table`], [`Kernel::Sparse`] and [`Kernel::Portable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kernel {
-    /// The compiler's copy, and tables. For processors that have the instructions of the others in name: an emulator
-    /// multiplies without carries bit by bit.
+    /// The compiler's copy, and tables.
     Table = 1,
+    /// The compiler's copy, and shifts of words. For processors that have the instructions of the others in name: an emulator
+    /// multiplies without carries bit by bit, and a look at a table is dear to it.
+    Sparse,
     /// The compiler's copy, and `crc32fast`.
     Portable,
     /// AVX2, and PCLMULQDQ on 16 bytes at a time.
@@ -50,7 +53,7 @@ const CLEARLY: (u64, u64) = (4, 5);
 
 impl Kernel {
     /// All of them, from the slowest to the fastest.
-    pub const ALL: [Self; 5] = [Self::Table, Self::Portable, Self::Clmul, Self::Wide, Self::Widest];
+    pub const ALL: [Self; 6] = [Self::Table, Self::Sparse, Self::Portable, Self::Clmul, Self::Wide, Self::Widest];
 
     /// Whether this processor has what the kernel needs.
     #[must_use]
@@ -101,9 +104,10 @@ impl Kernel {
         match code {
             0 => None,
             1 => Some(Self::Table),
-            2 => Some(Self::Portable),
-            3 => Some(Self::Clmul),
-            4 => Some(Self::Wide),
+            2 => Some(Self::Sparse),
+            3 => Some(Self::Portable),
+            4 => Some(Self::Clmul),
+            5 => Some(Self::Wide),
             _ => Some(Self::Widest),
         }
     }
@@ -220,6 +224,10 @@ unsafe fn crc_with(kernel: Kernel, crc: u32, from: *const u8, len: usize) -> u32
         // SAFETY: as the caller promises; nothing is written.
         return unsafe { table::run::<false>(crc, from, ptr::null_mut(), len) };
     }
+    if kernel == Kernel::Sparse {
+        // SAFETY: as above.
+        return unsafe { sparse::run::<false>(crc, from, ptr::null_mut(), len) };
+    }
     // SAFETY: readable and unchanged, as the caller promises.
     portable_crc(crc, unsafe { core::slice::from_raw_parts(from, len) })
 }
@@ -236,6 +244,10 @@ unsafe fn copy_crc_with(kernel: Kernel, crc: u32, from: *const u8, to: *mut u8, 
     if kernel == Kernel::Table {
         // SAFETY: as the caller promises.
         return unsafe { table::run::<true>(crc, from, to, len) };
+    }
+    if kernel == Kernel::Sparse {
+        // SAFETY: as the caller promises.
+        return unsafe { sparse::run::<true>(crc, from, to, len) };
     }
     // SAFETY: as the caller promises.
     unsafe { ptr::copy_nonoverlapping(from, to, len) };

@@ -46,6 +46,12 @@ fn remainder(word: u64, after: usize) -> u32 {
     sum
 }
 
+/// The register after a word, lowest byte first.
+#[inline]
+pub(super) fn after_word(register: u32, word: u64) -> u32 {
+    remainder(word ^ u64::from(register), 0)
+}
+
 /// The CRC of `len` bytes at `from`, after `crc`; with `COPY` they are copied to `to`.
 ///
 /// # Safety
