@@ -6,7 +6,7 @@
 
 use super::{Endpoint, is_nobody};
 use crate::burst::{IcrcMode, RxBurst, RxIds};
-use crate::wire::{DONT_FRAGMENT, IcrcStart, IpFields, Packet, RunHeader, is_inside};
+use crate::wire::{Body, DONT_FRAGMENT, IcrcStart, IpFields, Packet, RunHeader, is_inside};
 
 /// What a run's ICRCs are checked with.
 #[derive(Clone, Copy)]
@@ -80,6 +80,9 @@ impl Endpoint {
         let (packets, bytes) = (u64::from(placed), u64::from(placed) * burst.segment as u64);
         self.counters.rcvd_pkts += packets;
         self.counters.rcvd_bytes += bytes;
+        if matches!(packet.body, Body::Request(_)) {
+            self.requests = self.requests.wrapping_add(packets);
+        }
         self.with_qp(handle, |qp, cx| {
             cx.counters.rcvd_pkts += packets;
             cx.counters.rcvd_bytes += bytes;
