@@ -119,7 +119,7 @@ one_round() {
 
 echo "MACHINE|guest kernel|$(uname -r)"
 echo "MACHINE|guest copy and CRC|kernel $("$BIN/versus" child floor --seconds 0.1 | sed -n 's/.*"kernel": *"\([A-Za-z]*\)".*/\1/p'), as uroce uses"
-echo "MACHINE|guest processor|$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(grep -c ^processor /proc/cpuinfo) processors, emulated"
+echo "MACHINE|guest processor|$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(grep -c ^processor /proc/cpuinfo) processors, emulated; rep movsb $(grep -qw erms /proc/cpuinfo && echo believed fast || echo not believed fast)"
 make_pair
 round=0
 while [ $round -lt "$ROUNDS" ]; do

@@ -4,6 +4,10 @@
 #
 #   benches/versus/guest.sh [--rounds N] [--kernel 6.12|6.1] [--out DIR]
 #
+# The guest's processor does not claim that "rep movsb" is fast (CPU=max,-erms): emulated, byte by byte, it is the slowest
+# copy there is, and a kernel that believes otherwise takes it for each copy between it and programs, and to clear pages.
+# CPU=max measures with it. The guest goes before other work of this machine, as its two processors talk to each other.
+#
 # Writes DIR/versus/guest.json (DIR is docs by default), which `run.sh` and `run.sh report` show beside the other
 # results. Debian 12, as root; takes about three minutes. The guest is stopped at the end.
 set -euo pipefail
@@ -22,7 +26,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 
-export NS=versusguest GSH_TIMEOUT=900
+export NS=versusguest GSH_TIMEOUT=900 CPU=${CPU:-max,-erms}
 VM=tests/rxe-vm
 GUEST=9
 "$VM/build.sh" "$kernel" >&2
@@ -30,6 +34,7 @@ cargo build --release -q -p uroce-tools --bin uroce
 cargo build --release -q -p uroce-benches --example versus
 # shellcheck source=../../tests/rxe-vm/lib.sh
 share=$(bash -c '. "$1/lib.sh"; echo "$SHARE"' _ "$VM")
+run=$(bash -c '. "$1/lib.sh"; echo "$RUN"' _ "$VM")
 mkdir -p "$share/versus"
 cp target/release/uroce target/release/examples/versus benches/versus/guest-measure.sh "$share/versus/"
 
@@ -39,7 +44,9 @@ stop() {
     rm -rf "$share/versus"
 }
 trap stop EXIT
-"$VM/run.sh" start "$GUEST" "$kernel" >&2
+nice -n -20 "$VM/run.sh" start "$GUEST" "$kernel" >&2
+# Where sessions share the processors evenly, niceness holds within one alone.
+echo -20 >"/proc/$(cat "$run/g$GUEST.pid")/autogroup" 2>/dev/null || true
 log=$(mktemp)
 "$VM/run.sh" sh "$GUEST" "sh /host/versus/guest-measure.sh $rounds /host/versus" | tee "$log" >&2
 target/release/examples/versus --out "$out" guest "$log"
