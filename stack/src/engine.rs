@@ -168,6 +168,21 @@ impl<D: Device, C: Clock> Engine<D, C> {
         Ok(Round { at: now, received, sent, cut_short: cut_short || more })
     }
 
+    /// A round for a program that may sleep, or compute: one that has answered promptly so far is served as one that spins.
+    pub(crate) fn round_for_program(&mut self) -> Result<Round, DeviceError> {
+        if self.hold.is_prompt() || self.hold.owes() {
+            return self.round_for_spinner();
+        }
+        let now = self.clock.now();
+        self.hold.is_due(now);
+        let (received, cut_short, is_alone) = self.take_in_watching(now)?;
+        let (sent, more) = self.transmit(now)?;
+        if is_alone {
+            self.hold.asked(now);
+        }
+        Ok(Round { at: now, received, sent, cut_short: cut_short || more })
+    }
+
     /// A round for a program that is told what came and comes back at once: a message alone is acknowledged by the next
     /// round, or later if the program answers it meanwhile: see `hold`. One that answers is heard sooner by the time that sending
     /// the ACK takes.
@@ -175,12 +190,11 @@ impl<D: Device, C: Clock> Engine<D, C> {
         let now = self.clock.now();
         let (before, mut more) = if self.hold.is_due(now) { self.transmit(now)? } else { (0, false) };
         let requests = self.endpoint.requests_heard();
-        let (received, bytes, cut_short) = self.take_in(now)?;
-        let requests = self.endpoint.requests_heard().wrapping_sub(requests);
+        let (received, cut_short, is_alone) = self.take_in_watching(now)?;
         let mut sent = before;
-        if bytes <= ALONE_BYTES && requests > 0 && (requests == 1 || received == 1) {
-            self.hold.told();
-        } else if requests > 0 || !self.hold.owes() {
+        if is_alone {
+            self.hold.told(now);
+        } else if self.endpoint.requests_heard() != requests || !self.hold.owes() {
             let (behind, again) = self.transmit(now)?;
             (sent, more) = (sent + behind, again);
         } else if received > 0 {
@@ -189,6 +203,15 @@ impl<D: Device, C: Clock> Engine<D, C> {
             (sent, more) = (sent + behind, behind >= TX_BUDGET);
         }
         Ok(Round { at: now, received, sent, cut_short: cut_short || more })
+    }
+
+    /// As [`Self::take_in`]; returns how many bursts came, whether the budget ended it, and whether it was a message alone.
+    fn take_in_watching(&mut self, now: Instant) -> Result<(usize, bool, bool), DeviceError> {
+        let requests = self.endpoint.requests_heard();
+        let (received, bytes, cut_short) = self.take_in(now)?;
+        let requests = self.endpoint.requests_heard().wrapping_sub(requests);
+        let is_alone = bytes <= ALONE_BYTES && requests > 0 && (requests == 1 || received == 1);
+        Ok((received, cut_short, is_alone))
     }
 
     /// Whether the last round left something to a later one.
@@ -692,6 +715,45 @@ mod tests {
         let done: Vec<_> = core::iter::from_fn(|| left.completed(a.endpoint_mut())).map(|wc| wc.wr_id).collect();
         assert_eq!(done, [1, 2, 3]);
         assert!(!b.owes());
+    }
+
+    #[test]
+    fn a_program_that_has_answered_at_once_so_far_is_told_first() {
+        let switch = Switch::new();
+        let port = |last: u8| switch.port(&[[10, 0, 0, last].into()]);
+        let mut a = Engine::open(port(1)).unwrap();
+        let device = port(2);
+        let endpoint = Endpoint::new(endpoint_config(&device), [1; 32]);
+        let time = Arc::new(AtomicU64::new(0));
+        let mut b = Engine::with_clock(device, endpoint, Steps(Arc::clone(&time)));
+        let (left, right) = (Side::new(a.endpoint_mut(), 64), Side::new(b.endpoint_mut(), 64));
+        left.connect(a.endpoint_mut(), &right);
+        right.connect(b.endpoint_mut(), &left);
+        // Says whether the message was acknowledged before its answer.
+        let mut exchange = |n: u64, answers_after: u64| {
+            right.post_recv(b.endpoint_mut(), n);
+            left.post(a.endpoint_mut(), n, Operation::Send);
+            a.poll().unwrap();
+            b.round_for_program().unwrap();
+            a.poll().unwrap();
+            let at_once = left.completed(a.endpoint_mut()).is_some();
+            time.fetch_add(answers_after * 1_000, Ordering::Relaxed);
+            right.post(b.endpoint_mut(), n, Operation::Write(left.remote()));
+            b.push().unwrap();
+            a.poll().unwrap();
+            // Its ACK, and a while in which nothing comes.
+            time.fetch_add(1_000_000, Ordering::Relaxed);
+            b.round_for_program().unwrap();
+            a.poll().unwrap();
+            while left.completed(a.endpoint_mut()).is_some() {}
+            while right.completed(b.endpoint_mut()).is_some() {}
+            at_once
+        };
+        let acknowledged: Vec<bool> = (0..10).map(|n| exchange(n, 1)).collect();
+        assert_eq!(acknowledged, [true, true, true, true, true, true, true, true, false, false]);
+        // One answer takes longer.
+        assert!(!exchange(10, 100));
+        assert!(exchange(11, 1));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! How long the ACK of a message waits for the program that was told of it.
 //!
-//! Owns the decision alone, for a driver whose program spins: it is told what happened and when, and says what to do next.
-//! Never reads a clock and never sends: `engine` does.
+//! Owns the decision alone: it is told what happened and when, and says what to do next. Never reads a clock and never sends:
+//! `engine` does.
 //!
-//! A message that arrives alone is acknowledged by the next round, so that the program hears of it sooner. Where the
-//! program answers at once, the answer goes ahead, and the ACK waits for the peer's next message, whose ACK says as much: an
+//! A message that arrives alone is acknowledged by the next round, so that a program that spins, or has answered promptly so
+//! far, hears of it sooner. Where the program answers at once, the answer goes ahead, and the ACK waits for the peer's next message, whose ACK says as much: an
 //! ACK of its own takes longer, on both sides, than everything else about a small message. A peer that waits for it before
 //! it goes on is found out, as its next message does not come: the ACK goes out then, and rides with the answers from then on.
 
@@ -16,6 +16,10 @@ const NEXT_WITHIN: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(100);
 /// Answers that ACKs ride with after one has waited in vain, before the next tries; doubled each time that it is in vain again.
 const RIDES: u32 = 64;
+/// A program that posts so soon after it was told of a message answers it, and does nothing else first.
+const PROMPT: Duration = Duration::from_micros(20);
+/// So many prompt answers in a row make a program that may sleep one that is told first.
+const PROMPT_ENOUGH: u32 = 8;
 /// How often it is doubled.
 const DOUBLINGS: u32 = 6;
 
@@ -37,11 +41,15 @@ pub(super) struct AckHold {
     vain: u32,
     /// Answers that the ACK rides with before one waits again.
     rides: u32,
+    /// When the program was told of a message alone, if nothing has happened since.
+    asked: Option<Instant>,
+    /// Prompt answers in a row, at most as many as are enough.
+    prompt: u32,
 }
 
 impl AckHold {
     pub(super) const fn new() -> Self {
-        Self { state: State::Paid, vain: 0, rides: 0 }
+        Self { state: State::Paid, vain: 0, rides: 0, asked: None, prompt: 0 }
     }
 
     /// Whether something waits to be sent.
@@ -58,8 +66,16 @@ impl AckHold {
         }
     }
 
+    /// Whether the program answers what it is told of at once, as far as is known.
+    pub(super) const fn is_prompt(&self) -> bool {
+        self.prompt >= PROMPT_ENOUGH
+    }
+
     /// A round begins: whether it sends what waits.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        if self.asked.take().is_some() {
+            self.prompt = 0;
+        }
         if let State::Held { until, .. } = self.state
             && until <= now
         {
@@ -69,8 +85,14 @@ impl AckHold {
         self.due().is_some_and(|due| due <= now)
     }
 
-    /// A message alone came.
-    pub(super) fn told(&mut self) {
+    /// A message alone came, and was acknowledged.
+    pub(super) const fn asked(&mut self, now: Instant) {
+        self.asked = Some(now);
+    }
+
+    /// A message alone came, whose ACK waits.
+    pub(super) fn told(&mut self, now: Instant) {
+        self.asked = Some(now);
         let since = match self.state {
             State::Paid => None,
             State::Told { since } => since,
@@ -84,6 +106,9 @@ impl AckHold {
 
     /// The program posts. Whether that goes ahead of the ACK of what it was told of.
     pub(super) fn answered(&mut self, now: Instant) -> bool {
+        if let Some(asked) = self.asked.take() {
+            self.prompt = if now <= asked + PROMPT { (self.prompt + 1).min(PROMPT_ENOUGH) } else { 0 };
+        }
         let State::Told { since } = self.state else { return false };
         let since = since.unwrap_or(now);
         if self.rides > 0 || since + LONGEST <= now {
@@ -113,7 +138,7 @@ mod tests {
         if hold.is_due(at(micros)) {
             hold.paid();
         }
-        hold.told();
+        hold.told(at(micros));
         let ahead = hold.answered(at(micros));
         if !ahead {
             hold.paid();
@@ -125,7 +150,7 @@ mod tests {
     fn a_message_without_an_answer_is_acknowledged_by_the_next_round() {
         let mut hold = AckHold::new();
         assert!(!hold.owes() && !hold.is_due(at(1)));
-        hold.told();
+        hold.told(at(1));
         assert!(hold.owes() && hold.is_due(at(1)));
         hold.paid();
         assert!(!hold.owes());
@@ -172,5 +197,32 @@ mod tests {
         }
         let ahead = (0..210).filter(|n| exchange(&mut hold, now + 5 * (n + 1))).count();
         assert_eq!(ahead, 200);
+    }
+
+    #[test]
+    fn a_program_that_answers_at_once_is_found_out_and_one_that_has_more_to_do_too() {
+        let answers_after = |hold: &mut AckHold, now: &mut u64, micros: u64| {
+            *now += 100;
+            hold.is_due(at(*now));
+            hold.asked(at(*now));
+            hold.answered(at(*now + micros));
+        };
+        let (mut hold, mut now) = (AckHold::new(), 0);
+        for n in 0..20 {
+            assert_eq!(hold.is_prompt(), n >= PROMPT_ENOUGH);
+            answers_after(&mut hold, &mut now, 20);
+        }
+        // Late once.
+        answers_after(&mut hold, &mut now, 21);
+        assert!(!hold.is_prompt());
+        (0..PROMPT_ENOUGH).for_each(|_| answers_after(&mut hold, &mut now, 1));
+        assert!(hold.is_prompt());
+        // Not at all: another round comes first.
+        hold.asked(at(now + 100));
+        hold.is_due(at(now + 101));
+        assert!(!hold.is_prompt());
+        // Posts that answer nothing count for nothing.
+        (0..20).for_each(|n| assert!(!hold.answered(at(now + 200 + n))));
+        assert!(!hold.is_prompt());
     }
 }

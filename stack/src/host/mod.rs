@@ -252,7 +252,11 @@ impl Handle {
 }
 
 const fn driver_of(patience: &Patience) -> Driver {
-    if patience.spins() { Driver::Spinner } else { Driver::Program }
+    match patience.policy() {
+        PollPolicy::Spin => Driver::Spinner,
+        PollPolicy::Adaptive { .. } => Driver::Program,
+        PollPolicy::Block => Driver::Sleeper,
+    }
 }
 
 const UNKNOWN: PostListError = PostListError { index: 0, error: PostError::InvalidHandle };
@@ -349,6 +353,10 @@ impl Verbs for Handle {
             return Ok(n);
         }
         let drove = shared.drive(driver_of(&self.patience));
+        if !self.patience.spins() && matches!(drove, Drive::Moved(1..)) && half.queue.is_empty() {
+            // The program is not told of what came, so it has no answer, and may not come back soon.
+            shared.drive(Driver::Program);
+        }
         // A timer may have completed something though nothing moved.
         let n = if matches!(drove, Drive::Idle(_)) { 0 } else { poll_ring(&mut half.queue.ring(), out) };
         if n == 0 && shared.has_failed() {

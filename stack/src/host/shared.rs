@@ -68,15 +68,24 @@ pub(super) type SrqHalf = Half<kind::Srq, Mutex<RecvProducer>>;
 /// Who drives: the progress thread must tell its own rounds from the program's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Driver {
-    /// A thread of the program that polls or waits.
+    /// One that spins for a while, or makes a control call.
     Program,
     /// One that spins: it comes back at once, so an ACK can wait until it has heard what there is to acknowledge.
     Spinner,
+    /// One that sleeps at once: an ACK wakes a peer that sleeps too, while this one makes its answer.
+    Sleeper,
     /// A thread of the program that posted: it sends, and does not look at what arrived.
     Poster,
     /// A control call, before it changes anything: it sends what a spinner left.
     Settler,
     Progress,
+}
+
+impl Driver {
+    /// A thread of the program that polls or waits.
+    const fn waits(self) -> bool {
+        matches!(self, Self::Program | Self::Spinner | Self::Sleeper)
+    }
 }
 
 /// What came of an attempt to drive.
@@ -279,7 +288,7 @@ impl Shared {
 
     /// The time, where it is certain that a round would do nothing now: a look is cheap then.
     fn idle_at(&self, engine: &mut HostEngine, by: Driver) -> Option<Instant> {
-        if !matches!(by, Driver::Program | Driver::Spinner) || !self.doorbells.is_empty() {
+        if !by.waits() || !self.doorbells.is_empty() {
             return None;
         }
         // What arrives is seen the sooner the less is done between two looks.
@@ -332,11 +341,12 @@ impl Shared {
             // What others posted waits for nobody. Without a progress thread a thread that does not come back after all
             // would leave a message unacknowledged for ever.
             Driver::Spinner if !rang && self.attended.load(Ordering::Relaxed) => engine.round_for_spinner(),
-            Driver::Spinner | Driver::Program | Driver::Progress => engine.round(),
+            Driver::Program if !rang && self.attended.load(Ordering::Relaxed) => engine.round_for_program(),
+            Driver::Spinner | Driver::Program | Driver::Sleeper | Driver::Progress => engine.round(),
         };
         let (moved, due) = match round {
             Ok(round) => {
-                if matches!(by, Driver::Program | Driver::Spinner) {
+                if by.waits() {
                     self.driven.store(round.at.as_nanos(), Ordering::Relaxed);
                 }
                 let due = if round.cut_short() { Some(round.at) } else { engine.poll_timeout() };

@@ -77,7 +77,14 @@ fn run_messages(args: &PerfArgs, out: &mut Output) -> Result<(), Failure> {
     }
     args.pin(false)?;
     let mut node = Node::open(&device)?;
-    if args.wait(args.host.is_some()) == Wait::Spin {
+    // Who answers at once is told of a message before it is acknowledged, if another thread would see to that. The peer of
+    // one who sleeps is better woken by the ACK.
+    let attended = match args.wait(args.host.is_some()) {
+        Wait::Spin => true,
+        Wait::Adaptive => args.direction == Direction::Lat,
+        Wait::Block => false,
+    };
+    if attended {
         node.attend()?;
     }
     let v = node.verbs();
