@@ -1,11 +1,12 @@
-//! Two threads in one process: 1 MiB WRITEs over the in-process switch, beside what copying and checking cost alone.
+//! Two threads in one process: messages of 1 MiB over the in-process switch, beside what copying and checking cost alone.
 //!
-//! `inproc [MESSAGES [BATCHES [FRAMES [CPUS]]]]`: MESSAGES (400) WRITEs in a batch, four under way; BATCHES (7), FRAMES
+//! `inproc [MESSAGES [BATCHES [FRAMES [CPUS]]]]`: MESSAGES (400) of each kind in a batch, four under way; BATCHES (7), FRAMES
 //! of a port (its default), CPUS the processors of sender and receiver (`0,1`). In each batch come in turn: the sender's
 //! work alone (one pass that copies and computes the CRC, packet by packet, into the frames of a port), the receiver's
-//! alone (the CRC, then the copy), both as two threads that hand frames over a ring, and the WRITEs between two
+//! alone (the CRC, then the copy), both as two threads that hand frames over a ring, and WRITEs, SENDs and READs between two
 //! endpoints, whose content is verified. Prints medians in GiB/s, of each side's processor time and by the clock, and the
-//! ratios of the former: the clock of a machine on which others work says little of two threads.
+//! ratios of the former: the clock of a machine on which others work says little of two threads. A READ's sender is who
+//! answers it.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use uroce::device::loopback::{FRAMES, LoopbackDevice, PortConfig, Switch};
 use uroce::device::pin_current_thread;
 use uroce::engine::Engine;
 use uroce::types::{PathMtu, RnrTimer};
-use uroce::verbs::{Operation, SendFlags};
+use uroce::verbs::{Operation, Remote, SendFlags};
 use uroce_benches::copying::{Busy, MESSAGE, Took, across, alone, rate};
 use uroce_benches::party::Party;
 
@@ -44,45 +45,86 @@ impl Ends {
         Self { engines, parties }
     }
 
-    fn write(&mut self, messages: usize, cpus: [usize; 2], seed: usize) -> Took {
+    /// Moves `messages` of `kind` from the first to the second, or has the first read them.
+    fn exchange(&mut self, kind: Kind, messages: usize, cpus: [usize; 2], seed: usize) -> Took {
         let bytes: Vec<u8> = (0..MESSAGE).map(|i| ((i * 7 + (i >> 8) + seed) % 251) as u8).collect();
-        let [left, right] = &mut self.engines;
-        let [from, to] = &self.parties;
+        let ([left, right], [asker, other]) = (&mut self.engines, &self.parties);
+        let (from, to) = if kind == Kind::Read { (other, asker) } else { (asker, other) };
         from.region.write(0, &bytes).expect("inside");
         to.region.write(0, &vec![0; MESSAGE]).expect("inside");
+        // The data goes from the first processor to the second.
+        let [asks, answers] = if kind == Kind::Read { [cpus[1], cpus[0]] } else { cpus };
         let over = AtomicBool::new(false);
         let took = std::thread::scope(|scope| {
-            let receiver = scope.spawn(|| {
-                pin_current_thread(cpus[1]).expect("a processor");
-                let mut busy = Busy::new();
+            let answering = scope.spawn(|| {
+                pin_current_thread(answers).expect("a processor");
+                let (mut posted, mut done, mut busy) = (0, 0, Busy::new());
                 while !over.load(Ordering::Relaxed) {
-                    busy.count(|moved| *moved > 0, || right.poll().expect("a switch"));
+                    let work = || {
+                        while kind == Kind::Send && posted < messages && posted - done < 2 * DEPTH {
+                            other.receive(right.endpoint_mut(), MESSAGE as u32);
+                            posted += 1;
+                        }
+                        let moved = right.poll().expect("a switch");
+                        if kind == Kind::Send {
+                            done += other.poll(right.endpoint_mut()).received as usize;
+                        }
+                        moved
+                    };
+                    busy.count(|moved| *moved > 0, work);
                 }
                 busy.sum()
             });
-            pin_current_thread(cpus[0]).expect("a processor");
-            let operation = Operation::Write(to.name().remote);
+            pin_current_thread(asks).expect("a processor");
+            let operation = kind.operation(other.name().remote);
             let (mut posted, mut done, mut busy) = (0, 0, Busy::new());
             let begin = Instant::now();
             while done < messages {
                 let work = || {
                     while posted < messages && posted - done < DEPTH {
-                        from.post(left.endpoint_mut(), operation, MESSAGE as u32, SendFlags::SIGNALED);
+                        asker.post(left.endpoint_mut(), operation, MESSAGE as u32, SendFlags::SIGNALED);
                         posted += 1;
                     }
                     let moved = left.poll().expect("a switch");
-                    done += from.poll(left.endpoint_mut()).sent as usize;
+                    done += asker.poll(left.endpoint_mut()).sent as usize;
                     moved
                 };
                 busy.count(|moved| *moved > 0, work);
             }
             let wall = begin.elapsed();
             over.store(true, Ordering::Relaxed);
-            Took { wall, sender: busy.sum(), receiver: receiver.join().expect("a batch") }
+            let [asking, answering] = [busy.sum(), answering.join().expect("a batch")];
+            let (sender, receiver) = if kind == Kind::Read { (answering, asking) } else { (asking, answering) };
+            Took { wall, sender, receiver }
         });
         assert!(to.region.to_vec() == bytes, "the bytes arrived");
         took
     }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Write,
+    Send,
+    Read,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Write, Self::Send, Self::Read];
+
+    fn operation(self, there: Remote) -> Operation {
+        match self {
+            Self::Write => Operation::Write(there),
+            Self::Send => Operation::Send,
+            Self::Read => Operation::Read(there),
+        }
+    }
+}
+
+/// Does `f` in a thread of its own: a bound thread cannot start another elsewhere.
+fn apart<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| scope.spawn(f).join().expect("a batch"))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -105,37 +147,37 @@ fn main() -> ExitCode {
     let cpus: Vec<usize> = list.split(',').filter_map(|n| n.parse().ok()).collect();
     let Ok(cpus) = <[usize; 2]>::try_from(cpus) else { return ExitCode::from(2) };
     let mut ends = Ends::new(count);
-    let (mut single, mut both): (Vec<[Duration; 2]>, [Vec<Took>; 2]) = Default::default();
+    let (mut single, mut ring, mut messaged): (Vec<[Duration; 2]>, Vec<Took>, [Vec<Took>; 3]) = Default::default();
     for seed in 0..=batches {
-        // A thread of its own for each: a bound thread cannot start another elsewhere.
-        let ends = &mut ends;
-        std::thread::scope(|scope| {
-            let by_itself = move || {
-                pin_current_thread(cpus[0]).expect("a processor");
-                alone(messages, count)
-            };
-            let alone = scope.spawn(by_itself).join().expect("a batch");
-            let across = across(messages, count, cpus);
-            let write = scope.spawn(|| ends.write(messages, cpus, seed)).join().expect("a batch");
-            // The first batch warms up.
-            if seed > 0 {
-                single.push(alone);
-                both[0].push(across);
-                both[1].push(write);
-            }
+        let by_itself = apart(|| {
+            pin_current_thread(cpus[0]).expect("a processor");
+            alone(messages, count)
         });
+        let across = across(messages, count, cpus);
+        let took = Kind::ALL.map(|kind| apart(|| ends.exchange(kind, messages, cpus, seed)));
+        // The first batch warms up.
+        if seed > 0 {
+            single.push(by_itself);
+            ring.push(across);
+            messaged.iter_mut().zip(took).for_each(|(all, took)| all.push(took));
+        }
     }
     let [send, receive] = [0, 1].map(|i| median(single.iter().map(|t| rate(messages, t[i])).collect()));
-    let [across, write] = both.map(|took| rates(messages, &took));
-    println!("GiB/s                                       sender  receiver  busier    clock");
-    println!("copying and checking, one thread alone      {send:6.2}    {receive:6.2}");
+    let across = rates(messages, &ring);
+    println!("GiB/s                                       sender  receiver  busier    clock   to the slower of");
+    println!(
+        "copying and checking, one thread alone      {send:6.2}    {receive:6.2}                   one    two threads"
+    );
     let line = |[a, b, c, d]: [f64; 4]| format!("{a:6.2}    {b:6.2}  {c:6.2}   {d:6.2}");
     println!("copying and checking, two threads, a ring   {}", line(across));
-    println!("WRITE 1 MiB                                 {}", line(write));
-    println!(
-        "WRITE to the slower: {:.2} of one thread's, {:.2} of the two's",
-        write[2] / send.min(receive),
-        write[2] / across[2]
-    );
+    for (kind, took) in Kind::ALL.into_iter().zip(messaged) {
+        let moved = rates(messages, &took);
+        let [one, two] = [moved[2] / send.min(receive), moved[2] / across[2]];
+        println!(
+            "{:<44}{}   {one:.2}   {two:.2}",
+            format!("{} of 1 MiB", format!("{kind:?}").to_uppercase()),
+            line(moved)
+        );
+    }
     ExitCode::SUCCESS
 }

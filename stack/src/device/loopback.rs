@@ -5,6 +5,7 @@
 //! when all frames of a port are on their way it takes no more.
 
 use core::net::IpAddr;
+use std::collections::VecDeque;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
@@ -30,6 +31,9 @@ const FRAME_LEN: usize = 65_535;
 const SEGMENT_OVERHEAD: usize = 64;
 /// How long a wait without a descriptor lasts.
 const BLIND_WAIT: Duration = Duration::from_millis(1);
+/// Bytes of a burst that are asked for while the burst before it is handled: what comes behind them, whoever reads them
+/// asks for itself.
+const EXPECTED: usize = 2048;
 /// Headers before the first segment (IPv6 and UDP).
 const HEADERS: usize = 48;
 
@@ -236,7 +240,9 @@ pub struct LoopbackDevice {
     port: Arc<Port>,
     peers: Vec<Peer>,
     joins_seen: usize,
-    free: Vec<Piece>,
+    /// Empty frames. The one that came back longest ago is filled next: the caches of who read it have given most of it away
+    /// by then, and a store to a line that another processor holds waits for it.
+    free: VecDeque<Piece>,
     next_id: u16,
     /// The peer that is asked first, so that none starves.
     turn: usize,
@@ -257,7 +263,7 @@ impl LoopbackDevice {
             mac: None,
             name,
         };
-        let free = Piece::many(port.frames, FRAME_LEN);
+        let free = Piece::many(port.frames, FRAME_LEN).into();
         let peers = Vec::new();
         Self { capabilities, port, peers, joins_seen: 0, free, next_id: 0, turn: 0, lost: DeviceLosses::default() }
     }
@@ -279,7 +285,7 @@ impl LoopbackDevice {
         self.peers.retain_mut(|peer| {
             while let Ok(bytes) = peer.returned.pop() {
                 peer.lent -= 1;
-                free.push(bytes);
+                free.push_back(bytes);
             }
             let gone = peer.to.is_abandoned() && peer.from.is_empty();
             if gone {
@@ -299,12 +305,12 @@ impl LoopbackDevice {
         }
         let Some(peer) = self.peers.iter_mut().find(|p| p.port.addresses.contains(&dst)) else {
             self.lost.transmit += 1;
-            self.free.push(bytes);
+            self.free.push_back(bytes);
             return;
         };
         if let Err(bytes) = peer.send(Frame { bytes, burst }) {
             self.lost.transmit += 1;
-            self.free.push(bytes);
+            self.free.push_back(bytes);
         }
     }
 
@@ -313,7 +319,7 @@ impl LoopbackDevice {
         let Self { peers, free, lost, port, .. } = self;
         let sent = bytes.get(..burst.len).unwrap_or(&[]);
         for peer in peers.iter_mut().filter(|p| !Arc::ptr_eq(&p.port, port)) {
-            let Some(mut copy) = free.pop() else {
+            let Some(mut copy) = free.pop_front() else {
                 lost.transmit += 1;
                 continue;
             };
@@ -322,10 +328,10 @@ impl LoopbackDevice {
             }
             if let Err(back) = peer.send(Frame { bytes: copy, burst }) {
                 lost.transmit += 1;
-                free.push(back);
+                free.push_back(back);
             }
         }
-        free.push(bytes);
+        free.push_back(bytes);
     }
 
     fn has_work(&mut self) -> bool {
@@ -354,6 +360,9 @@ impl Peer {
     /// Takes one burst, if one waits.
     fn take(&mut self, at: Instant, lost: &mut DeviceLosses, sink: &mut RxSink<'_>) -> bool {
         let Ok(frame) = self.from.pop() else { return false };
+        if let Ok(next) = self.from.peek() {
+            next.bytes.expect(EXPECTED.min(next.burst.len));
+        }
         match received(&frame, at) {
             Some(burst) => sink(burst),
             None => lost.receive += 1,
@@ -401,7 +410,7 @@ impl Device for LoopbackDevice {
         self.reclaim();
         let mut taken = 0;
         while taken < budget
-            && let Some(mut bytes) = self.free.pop()
+            && let Some(mut bytes) = self.free.pop_front()
         {
             let room = TxRoom {
                 buf: &mut bytes,
@@ -411,7 +420,7 @@ impl Device for LoopbackDevice {
                 medium: Medium::Ip,
             };
             let Some(burst) = source(room) else {
-                self.free.push(bytes);
+                self.free.push_front(bytes);
                 break;
             };
             #[allow(clippy::cast_possible_truncation)] // Ids are modular.

@@ -6,23 +6,7 @@
 
 use super::{Endpoint, is_nobody};
 use crate::burst::{IcrcMode, RxBurst, RxIds};
-use crate::wire::{Body, DONT_FRAGMENT, IcrcStart, IpFields, Packet, RunHeader, is_inside};
-
-/// What a run's ICRCs are checked with.
-#[derive(Clone, Copy)]
-struct Check {
-    start: IcrcStart,
-    /// The identification of its first packet.
-    id: u16,
-    /// Whether they are looked at.
-    on: bool,
-}
-
-impl Check {
-    fn is_right(self, index: u16, segment: &[u8]) -> bool {
-        !self.on || self.start.check(self.id.wrapping_add(index), segment)
-    }
-}
+use crate::wire::{Body, DONT_FRAGMENT, IpFields, Packet, RunHeader, RunReader, is_inside};
 
 impl Endpoint {
     /// Handles the segments of `burst` from the segment `from` on, of which there are runs.
@@ -61,18 +45,15 @@ impl Endpoint {
             RxIds::Hidden => IpFields { id: 0, flags_fragment: DONT_FRAGMENT },
         };
         let start = self.icrcs.get(flow, flags_fragment, burst.segment);
-        let check = Check { start, id: id.wrapping_add(step), on: self.config.icrc == IcrcMode::Check };
-        let mtu = packet.payload().len();
-        let mut placed = 0u16;
+        let checks = self.config.icrc == IcrcMode::Check;
+        let mut reader = RunReader::new(header, start, packet.psn, id.wrapping_add(step), checks);
+        let (mut placed, mut at) = (0u16, 0);
         for segment in rest.chunks_exact(burst.segment).take(landing.packets) {
-            if !header.is_at(packet.psn.plus(placed.into()), segment) || !check.is_right(placed, segment) {
+            let Some(payload) = reader.take(segment) else { break };
+            if landing.place.write(at, payload).is_none() {
                 break;
             }
-            let payload = RunHeader::payload(segment, mtu);
-            if payload.and_then(|bytes| landing.place.write(usize::from(placed) * mtu, bytes)).is_none() {
-                break;
-            }
-            placed += 1;
+            (placed, at) = (placed + 1, at + payload.len());
         }
         if placed == 0 {
             return 0;

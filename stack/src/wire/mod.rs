@@ -27,7 +27,7 @@ pub use packet::{
     WritePart,
 };
 pub use parse::{MAX_MESSAGE_LEN, ParseError};
-pub use run::{RunHeader, RunWriter, is_inside};
+pub use run::{RunHeader, RunReader, RunWriter, is_inside};
 
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use super::icrc::{IcrcStart, RunIcrc};
 use super::opcode::Operation;
 use super::packet::Packet;
 use super::parse::{BTH, ICRC_LEN};
+use crate::raw::copy;
 use crate::types::Psn;
 
 /// Where the PSN stands in its last word.
@@ -62,27 +63,18 @@ impl RunHeader {
     #[inline]
     fn bytes(&self, psn: Psn) -> [u8; BTH] {
         let mut bytes = [0; BTH];
-        let (front, back) = (u64::from_ne_bytes(self.front), self.back | psn.get());
-        bytes[..8].copy_from_slice(&front.to_ne_bytes());
-        bytes[8..].copy_from_slice(&back.to_be_bytes());
+        bytes[..8].copy_from_slice(&self.front);
+        bytes[8..].copy_from_slice(&(self.back | psn.get()).to_be_bytes());
         bytes
     }
 
     /// Whether `segment` is the run's packet at `psn`.
     #[inline]
-    #[must_use]
-    pub fn is_at(&self, psn: Psn, segment: &[u8]) -> bool {
-        segment.first_chunk::<BTH>().is_some_and(|bth| {
-            let [a, b, c, d, e, f, g, h, back @ ..] = *bth;
-            [a, b, c, d, e, f, g, h] == self.front && u32::from_be_bytes(back) == self.back | psn.get()
-        })
-    }
-
-    /// The payload of a segment of the run, whose packets have a pad of this length at most.
-    #[inline]
-    #[must_use]
-    pub fn payload(segment: &[u8], len: usize) -> Option<&[u8]> {
-        segment.get(BTH..BTH + len)
+    fn is_at(&self, psn: Psn, segment: &[u8]) -> bool {
+        let Some((front, rest)) = segment.split_first_chunk::<8>() else { return false };
+        let Some(back) = rest.first_chunk::<4>() else { return false };
+        u64::from_ne_bytes(*front) == u64::from_ne_bytes(self.front)
+            && u32::from_be_bytes(*back) == self.back | psn.get()
     }
 }
 
@@ -122,6 +114,43 @@ impl RunWriter {
         let Some(crc) = fill(payload, self.icrc.at(psn, id)) else { return false };
         *last = crc.to_le_bytes();
         true
+    }
+}
+
+/// Reads the packets of a run, one by one.
+#[derive(Clone, Copy, Debug)]
+pub struct RunReader {
+    header: RunHeader,
+    icrc: RunIcrc,
+    psn: Psn,
+    id: u16,
+    /// Where the ICRC of the packet that comes next stands when its payload begins. Known while the packet before is placed,
+    /// whose stores may have driven the tables out of the cache.
+    crc: u32,
+    checks: bool,
+}
+
+impl RunReader {
+    /// For packets with this header from `psn` on, whose ICRC starts with `start` and whose identifications count up from
+    /// `id`. Their ICRC is looked at if it `checks`.
+    #[must_use]
+    pub fn new(header: RunHeader, start: IcrcStart, psn: Psn, id: u16, checks: bool) -> Self {
+        let icrc = RunIcrc::new(start, &header.bytes(Psn::ZERO));
+        Self { header, icrc, psn, id, crc: icrc.at(psn, id), checks }
+    }
+
+    /// The payload of `segment`, BTH to ICRC without a pad, if it is the run's next packet and its ICRC is right.
+    #[inline]
+    pub fn take<'s>(&mut self, segment: &'s [u8]) -> Option<&'s [u8]> {
+        let (bth, rest) = segment.split_first_chunk::<BTH>()?;
+        let (payload, last) = rest.split_last_chunk::<ICRC_LEN>()?;
+        let is_next = self.header.is_at(self.psn, bth);
+        if !is_next || (self.checks && copy::crc(self.crc, payload).to_le_bytes() != *last) {
+            return None;
+        }
+        (self.psn, self.id) = (self.psn.next(), self.id.wrapping_add(1));
+        self.crc = self.icrc.at(self.psn, self.id);
+        Some(payload)
     }
 }
 
@@ -202,7 +231,9 @@ mod tests {
             };
             let segment_len = RunWriter::segment_len(len);
             let header = RunHeader::new(&packet, len).unwrap();
-            let writer = RunWriter::new(header, IcrcStart::new(&flow, DONT_FRAGMENT, segment_len));
+            let start = IcrcStart::new(&flow, DONT_FRAGMENT, segment_len);
+            let writer = RunWriter::new(header, start);
+            let mut reader = RunReader::new(header, start, first, first_id, true);
             for i in 0..5u16 {
                 let (psn, id) = (first.plus(i.into()), first_id.wrapping_add(i));
                 let payload: Vec<u8> = (0..len).map(|_| rng.next_u32() as u8).collect();
@@ -223,7 +254,15 @@ mod tests {
                 assert_eq!(segment[0], opcode);
                 assert_eq!(RunHeader::of(&segment), Some(header));
                 assert!(header.is_at(psn, &segment) && !header.is_at(psn.next(), &segment));
-                assert_eq!(RunHeader::payload(&segment, len), Some(&payload[..]));
+                // Any other bit, and it is not taken.
+                let bit = rng.next_u64() as usize % (segment_len * 8);
+                let mut bad = segment.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                let before = reader;
+                assert_eq!(reader.take(&bad), None, "round {round}, packet {i}, bit {bit}");
+                let mut careless = RunReader { checks: false, ..before };
+                assert_eq!(careless.take(&bad).is_some(), bit >= 96, "only the header is looked at");
+                assert_eq!(reader.take(&segment), Some(&payload[..]));
             }
         }
     }

@@ -25,7 +25,7 @@ const LINE: usize = 64;
 /// reads what we copied does, and a store that waits for its line holds up every load behind it that needs a store's bytes.
 const WRITE_AHEAD: usize = 1024;
 /// How far ahead of itself a CRC asks for what it will read: the processor's own prefetching ends with each page.
-const READ_AHEAD: usize = 2048;
+const READ_AHEAD: usize = 4096;
 /// x^n modulo the polynomial, as a reflected factor.
 const fn power(n: usize) -> i64 {
     let mut value = 1u32;
