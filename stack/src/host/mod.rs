@@ -353,12 +353,12 @@ impl Verbs for Handle {
             return Ok(n);
         }
         let drove = shared.drive(driver_of(&self.patience));
-        if !self.patience.spins() && matches!(drove, Drive::Moved(1..)) && half.queue.is_empty() {
+        // A timer may have completed something though nothing moved.
+        let n = if matches!(drove, Drive::Idle(_)) { 0 } else { poll_ring(&mut half.queue.ring(), out) };
+        if n == 0 && !self.patience.spins() && shared.owes_an_ack() {
             // The program is not told of what came, so it has no answer, and may not come back soon.
             shared.drive(Driver::Program);
         }
-        // A timer may have completed something though nothing moved.
-        let n = if matches!(drove, Drive::Idle(_)) { 0 } else { poll_ring(&mut half.queue.ring(), out) };
         if n == 0 && shared.has_failed() {
             return Err(VerbsError::DeviceGone);
         }

@@ -181,6 +181,11 @@ impl Shared {
         self.device.is_some() && self.doorbells.is_empty() && self.due().is_none_or(|due| due > self.now())
     }
 
+    /// Whether the next round is to acknowledge a message alone that the last one did not.
+    pub(super) fn owes_an_ack(&self) -> bool {
+        self.due() == Some(Instant::ZERO)
+    }
+
     pub(super) fn has_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst) > 0
     }
