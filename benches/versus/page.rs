@@ -29,6 +29,11 @@ impl Whole<'_> {
     fn ratios(&self) -> impl Iterator<Item = &Ratio> {
         self.results.ratios.iter().chain(self.guest.into_iter().flat_map(|g| &g.ratios))
     }
+
+    /// What both ran on.
+    fn machine(&self) -> impl Iterator<Item = (&String, &String)> {
+        self.results.machine.iter().chain(self.guest.into_iter().flat_map(|g| &g.machine))
+    }
 }
 
 fn answer(ratio: &Ratio) -> &'static str {
@@ -67,7 +72,7 @@ pub(crate) fn markdown(whole: &Whole<'_>) -> String {
         "\nMedians of {} rounds, all contestants in turn in each; the run took {:.0} s.\n\n| machine | |\n|---|---|",
         results.rounds, results.seconds
     );
-    for (name, value) in &results.machine {
+    for (name, value) in whole.machine() {
         let _ = writeln!(out, "| {name} | {value} |");
     }
     let _ =
@@ -96,7 +101,8 @@ two network namespaces, runs everything in turn, and writes this page, [the plot
 checked (`uroce perf --verify`). \"raw\" is the same device driven by a program without any protocol: no ICRC, no
 memory region, headers alone looked at. Latencies are whole round trips. UDP runs as uid nobody without capabilities.
 A TCP connection is closed by a reset, which is quicker than the orderly way. `bound` is what was set out to be reached;
-rows without one are only reported. See [Performance](performance.md) for where the time goes.
+rows without one are only reported. See [Performance](performance.md) for where the time goes, and [an emulated
+guest](profile-guest.md) for what is measured beside rxe.
 ";
 
 /// The figures behind the ratios, a table for each kind.
@@ -187,7 +193,7 @@ pub(crate) fn html(whole: &Whole<'_>) -> String {
         "<p>Medians of {} rounds; written by <code>benches/versus</code>. Latencies are whole round trips.</p>",
         results.rounds
     );
-    let rows = results.machine.iter().map(|(n, v)| format!("<tr><td>{}</td><td>{}</td></tr>", escape(n), escape(v)));
+    let rows = whole.machine().map(|(n, v)| format!("<tr><td>{}</td><td>{}</td></tr>", escape(n), escape(v)));
     let _ = writeln!(out, "<table>{}</table>", rows.collect::<String>());
     for (heading, plots) in plots::all(results) {
         let _ = writeln!(out, "<h2>{heading}</h2>");
