@@ -39,6 +39,12 @@ LAYERS = [
     ("stack/src/wire/emit.rs", "", "emit: headers, burst"),
     ("stack/src/endpoint/mod.rs", "check_icrc", "ICRC checked"),
     ("stack/src/endpoint/peer_ids.rs", "", "ICRC checked"),
+    ("stack/src/endpoint/runs.rs", "", "runs received: headers, ICRC, how far"),
+    ("stack/src/wire/run.rs", "take", "runs received: headers, ICRC, how far"),
+    ("stack/src/qp/runs.rs", "land", "runs received: headers, ICRC, how far"),
+    ("stack/src/qp/runs.rs", "advance", "runs received: headers, ICRC, how far"),
+    ("stack/src/qp/runs.rs", "", "runs sent: headers, how far"),
+    ("stack/src/wire/run.rs", "", "runs sent: headers, how far"),
     ("stack/src/wire/parse.rs", "", "parse"),
     ("stack/src/wire/outer.rs", "parse", "parse"),
     ("stack/src/wire/outer.rs", "", "emit: headers, burst"),
@@ -74,6 +80,7 @@ LOOP_NAMES = {
     "regions: keys, rights, written": "bytes: copied into memory",
     "ICRC checked": "bytes: summed, to check the ICRC",
     "ICRC made": "bytes: headers summed",
+    "runs received: headers, ICRC, how far": "bytes: summed, to check the ICRC",
 }
 ICRC = "stack/src/wire/icrc.rs"
 ICRC_NAMES = {"emit: headers, burst": "ICRC made", "demux: QP by number, what it touches": "ICRC checked"}

@@ -33,7 +33,7 @@ const SEGMENT_OVERHEAD: usize = 64;
 const BLIND_WAIT: Duration = Duration::from_millis(1);
 /// Bytes of a burst that are asked for while the burst before it is handled: what comes behind them, whoever reads them
 /// asks for itself.
-const EXPECTED: usize = 2048;
+const ASKED: usize = 2048;
 /// Headers before the first segment (IPv6 and UDP).
 const HEADERS: usize = 48;
 
@@ -361,7 +361,7 @@ impl Peer {
     fn take(&mut self, at: Instant, lost: &mut DeviceLosses, sink: &mut RxSink<'_>) -> bool {
         let Ok(frame) = self.from.pop() else { return false };
         if let Ok(next) = self.from.peek() {
-            next.bytes.expect(EXPECTED.min(next.burst.len));
+            next.bytes.ask_for(ASKED.min(next.burst.len));
         }
         match received(&frame, at) {
             Some(burst) => sink(burst),

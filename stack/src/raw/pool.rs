@@ -58,7 +58,7 @@ impl Piece {
 
     /// Asks for the first `len` bytes, which another processor may have: whoever reads them soon waits less. A hint.
     #[inline]
-    pub(crate) fn expect(&self, len: usize) {
+    pub(crate) fn ask_for(&self, len: usize) {
         #[cfg(target_arch = "x86_64")]
         for line in (0..len.min(self.len)).step_by(LINE) {
             // SAFETY: a hint, inside the piece, which touches neither memory nor registers.
