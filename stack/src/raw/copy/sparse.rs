@@ -1,9 +1,10 @@
 //! The loops without tables: shifts of words, on any processor.
 //!
-//! The polynomial of CRC-32 divides 1 + x^a + x^b + x^c + x^d for no smaller d than 300. So what a word weighs can be added to four
-//! places behind it, 145 to 300 bits further on, and the word forgotten: no table is looked at, and five words of what is
-//! still to be added are all that is remembered (S. Russell, "Chorba: A novel CRC32 implementation", 2024). The last of the bytes, and short inputs, go by the tables. A function
-//! with `COPY` also stores each word that it loaded, from the same register.
+//! The polynomial of CRC-32 divides 1 + x^a + x^b + x^c + x^d for no smaller d than 300. So what a word weighs can be added
+//! to four places behind it, 145 to 300 bits further on, and the word forgotten: no table is looked at, and five words of
+//! what is still to be added are all that is remembered (S. Russell, "Chorba: A novel CRC32 implementation", 2024). The
+//! last of the bytes, and short inputs, go by the tables. A function with `COPY` also stores each word that it loaded, from
+//! the same register.
 #![allow(unsafe_code)] // Loads and stores through raw pointers: the memory may be registered.
 
 use super::table;
