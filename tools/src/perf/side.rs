@@ -22,6 +22,8 @@ pub(super) const SLICE: Duration = Duration::from_millis(50);
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Work request of a control message.
 const CONTROL_WR: u64 = u64::MAX;
+/// Control messages that may be under way, beside those of the test.
+const CONTROLS: u32 = 2;
 /// Receives of a QP whose test needs none: for control messages.
 const FEW_RECEIVES: u32 = 8;
 /// Greatest sum of buffers: what a peer asks for is not taken unseen.
@@ -77,6 +79,8 @@ pub(super) struct Side {
     owed: Vec<u32>,
     /// A control message that came while messages were under way.
     pub(super) left: Option<Control>,
+    /// Control messages sent and not acknowledged.
+    unacknowledged: u32,
 }
 
 /// What a side is made for.
@@ -107,10 +111,10 @@ impl Side {
         let control = Buffer::new(v, pd, CONTROL_MAX, AccessFlags::LOCAL_WRITE)?;
         let receives = if operation == Operation::Send { needs.rx_depth } else { FEW_RECEIVES };
         let count = usize::from(qps.max(1));
-        let entries = (queue + 2 + receives) * u32::from(qps.max(1));
+        let entries = (queue + CONTROLS + receives) * u32::from(qps.max(1));
         let cq = v.create_cq(entries)?;
         let caps = QpCapabilities {
-            max_send_wr: queue + 2,
+            max_send_wr: queue + CONTROLS,
             max_recv_wr: receives,
             max_inline: inline.max(64),
             ..QpCapabilities::default()
@@ -131,6 +135,7 @@ impl Side {
             receives,
             owed: vec![0; count],
             left: None,
+            unacknowledged: 0,
         })
     }
 
@@ -196,6 +201,7 @@ impl Side {
         let wc = rdma::succeeded(v, wc, "a message of the test")?;
         if !matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm) {
             if wc.wr_id == CONTROL_WR {
+                self.unacknowledged -= 1;
                 return Ok(Heard::Nothing);
             }
             let index = usize::try_from(wc.wr_id >> 32).unwrap_or(0);
@@ -216,8 +222,18 @@ impl Side {
         Ok(heard)
     }
 
-    /// Sends a control message.
+    /// Sends a control message. The peer's answer to the last one may be here before its ACK is: two are kept room for beside
+    /// the messages of the test.
     pub(super) fn tell(&mut self, v: &mut Handle, control: &Control) -> Result<(), Failure> {
+        let begin = Instant::now();
+        while self.unacknowledged >= CONTROLS {
+            match self.hear(v)? {
+                Heard::Control(control) => self.left = Some(control),
+                Heard::Over => return Err(Failure::failed("the peer has disconnected")),
+                _ if begin.elapsed() > PATIENCE => return Err(Failure::failed("the peer fell silent")),
+                _ => {}
+            }
+        }
         let (imm, bytes) = control.to_message();
         self.control.write(0, &bytes)?;
         let sge = [self.control.sge(0, bytes.len())];
@@ -228,7 +244,9 @@ impl Side {
             flags: SendFlags::SIGNALED,
             destination: None,
         };
-        Ok(v.post_send(self.qps[0], &[wr])?)
+        v.post_send(self.qps[0], &[wr])?;
+        self.unacknowledged += 1;
+        Ok(())
     }
 
     /// Waits until the peer says go on.
