@@ -104,10 +104,10 @@ fn a_part_of_a_second_is_a_duration() {
 #[test]
 fn a_queue_of_one_message_has_room_for_the_exchange_of_the_sides() {
     let sizes = ["8"; 60].join(",");
-    let (a, b) = ("udp:127.77.70.1", "udp:127.77.70.2");
-    let server = Server::bound_to_roce(&["perf", "send", "bw", "-d", a, "--wait", "spin"], "127.77.70.1");
+    let (a, b) = ("udp:127.77.89.1", "udp:127.77.89.2");
+    let server = Server::bound_to_roce(&["perf", "send", "bw", "-d", a, "--wait", "spin"], "127.77.89.1");
     let list = ["-t", "1", "-n", "5", "--wait", "spin", "--verify", "--sizes", &sizes];
-    let client = run(&[&["perf", "send", "bw", "127.77.70.1", "-d", b], &list[..]].concat());
+    let client = run(&[&["perf", "send", "bw", "127.77.89.1", "-d", b], &list[..]].concat());
     assert_eq!(client.code, 0, "{client:?}");
     assert_eq!(server.end().code, 0);
 }
